@@ -131,7 +131,7 @@ BODIES |= {
     "min of columns": Body(lambda x: jnp.min(x, axis=0), ranks=ROWS),
     "argmax of rows": Body(lambda x: jnp.argmax(x, axis=-1), ranks=ROWS),
     "argsort of rows": Body(lambda x: jnp.argsort(x, -1), ("float32", "int16"), (2,), 16384),
-    "top of rows": Body(lambda x: lax.top_k(x, 1), ("float32", "bfloat16"), (2,), 16384),
+    "top of rows": Body(lambda x: lax.top_k(x, 1)[0], ("float32", "bfloat16"), (2,), 16384),
     "cumsum of columns": Body(lambda x: lax.cumsum(x, 0), ("float32", "int32"), ROWS),
     "cumprod of rows": Body(lambda x: lax.cumprod(x, x.ndim - 1), ("float32",), (2,)),
     "masked": Body(_triangle, MOVED, ROWS),

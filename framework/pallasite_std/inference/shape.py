@@ -140,11 +140,18 @@ def _rev(ctx: InferenceContext, x: AbstractValue, *, dimensions: Sequence[int]) 
 
 @rules.inference(primitives.pad_p)
 @rules.inference(primitives.dynamic_slice_p)
-@rules.inference(jax.lax.tile_p)
 def _moved(
     ctx: InferenceContext, x: AbstractValue, *others: AbstractValue, **params: Any
 ) -> AbstractValue:
     return moved(ctx, x)
+
+
+@rules.inference(jax.lax.tile_p)
+def _tile(ctx: InferenceContext, x: AbstractValue, *, reps: Sequence[int]) -> AbstractValue:
+    shape = tuple(ctx.avals_in[0].shape)
+    odd = any(n & (n - 1) for n in shape)
+    first = next((d for d, times in enumerate(reps) if times > 1), 0)
+    return moved(ctx, x, run=math.gcd(16, math.prod(shape[first:])) if odd else None)
 
 
 @rules.inference(primitives.dynamic_update_slice_p)
@@ -161,9 +168,12 @@ def _dynamic_update_slice(
 def _concatenate(ctx: InferenceContext, *arrays: AbstractValue, dimension: int) -> AbstractValue:
     result = ctx.result(varying=True)
     shape = ctx.avals_out[0].shape
+    run = None
+    if any(n & (n - 1) for aval in ctx.avals_in for n in aval.shape):
+        run = math.gcd(16, *(math.prod(aval.shape[dimension:]) for aval in ctx.avals_in))
     first = 0
     for position, (array, aval) in enumerate(zip(arrays, ctx.avals_in, strict=True)):
-        moves(ctx, position, array, result, _part(aval.shape, shape, dimension, first))
+        moves(ctx, position, array, result, _part(aval.shape, shape, dimension, first), run)
         first += aval.shape[dimension]
     return result
 

@@ -12,6 +12,7 @@ from pallasite.plugin.layouts import (
     Layout,
     Owner,
     RegisterLayout,
+    default_strided,
 )
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
 
@@ -64,6 +65,15 @@ def better_row(layout: RegisterLayout, widest: int) -> RegisterLayout | None:
     best = min((row(layout.shape, n, alone=True) for n in widths), key=work, default=layout)
     own, other = work(layout), work(best)
     return best if (other if own < _SHORT else other * 1.25) < own else None
+
+
+def moved(shape: tuple[int, ...], bits: int) -> RegisterLayout | None:
+    """The layout of an array of an odd shape whose elements loops bring into order, if it is not
+    small and nothing needs another one; None for other arrays."""
+    if not any(extent & (extent - 1) for extent in shape) or math.prod(shape) <= LANES * WARPS:
+        return None
+    default = default_strided(shape, bits)
+    return better_row(default, 128 // bits) or row(shape, 128 // bits)
 
 
 def _work(layout: RegisterLayout, widest: int) -> float:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import scf
 
 from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin.ir import ops, types
@@ -34,11 +33,9 @@ from pallasite.plugin.layouts import (
 )
 from pallasite.plugin.lowering import RegisterArray, RuleContext, relayout
 from pallasite_std.memory.access import plan_access
+from pallasite_std.memory.ordering import LOOP, Elements, copy_in_order, elements_of
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.transfers import from_memory, load_array, store_array, to_memory
-
-LOOP = 24
-"""Instructions of a loop that copies a view of shared memory, about."""
 
 _EXCHANGE = 32
 """Instructions around an exchange through shared memory, about."""
@@ -66,7 +63,7 @@ def scratch_arrays(
     layouts = [row_major(tuple(shape), types.bit_width(dtype)) for shape, dtype in arrays]
     starts = [0]
     for layout in layouts:
-        starts.append(starts[-1] + _bytes(layout))
+        starts.append(starts[-1] + bytes_of(layout))
     if starts[-1] > ctx.target.max_shared_memory:
         raise InvalidValueError(
             f"{ctx.primitive} moves arrays through shared memory, which they do not fit",
@@ -185,46 +182,85 @@ def copied(
       layout: of the result; a default one if it is None or none of registers.
       shape: of the result; by default, that of the equation's.
     """
-    before = array.shape
+    found = by_loop(ctx, array, view, layout, shape)
+    if found is not None:
+        return found
+    if not isinstance(layout, RegisterLayout):
+        layout = result_layout(ctx, shape or ctx.avals_out[0].shape, array.dtype)
+    rows = row_major(array.shape, types.bit_width(array.dtype))
+    array = whole_row(array) or array
+    with scratch_array(ctx, array.shape, array.dtype) as memory:
+        store(ctx, memory, array)
+        ctx.synchronize()
+        return load(ctx, view(memory.with_layout(rows)), layout)
+
+
+def by_loop(
+    ctx: RuleContext,
+    array: RegisterArray,
+    view: Callable[[MemoryReference], MemoryReference],
+    layout: Layout | None,
+    shape: Sequence[int] | None = None,
+) -> RegisterArray | None:
+    """:func:`copied` where a loop is less code, and there is room; else None."""
     shape = tuple(ctx.avals_out[0].shape if shape is None else shape)
     if not isinstance(layout, RegisterLayout):
         layout = result_layout(ctx, shape, array.dtype)
     bits = types.bit_width(array.dtype)
-    array = _whole(array) or array
     # Of a view, all but the pointer is known before there is memory.
     nowhere: Any = None
-    rows = row_major(before, bits)
+    rows = row_major(array.shape, bits)
     seen = view(MemoryReference(nowhere, rows, array.dtype, MemorySpace.SMEM, alignment=16))
-    stored = _bytes(row_major(array.shape, bits))
-    parts = _parts(layout, bits, stored, ctx.target.max_shared_memory)
+    array = whole_row(array) or array
+    stored = bytes_of(row_major(array.shape, bits))
+    parts = parts_of(layout, bits, stored, ctx.target.max_shared_memory)
     if not parts or not _is_long(seen, layout, len(parts)):
-        with scratch_array(ctx, array.shape, array.dtype) as memory:
-            store(ctx, memory, array)
-            ctx.synchronize()
-            return load(ctx, dataclasses.replace(seen, pointer=memory.pointer), layout)
-    # In the first step of the loop, all threads move something.
-    most = max(parts[0].size, LANES * WARPS * _unit(seen))
-    arrays = [(array.shape, array.dtype), ((most,), array.dtype)]
+        return None
+    return ordered(ctx, [array], elements_of(seen), layout, parts)
+
+
+def ordered(
+    ctx: RuleContext,
+    arrays: Sequence[RegisterArray],
+    elements: Elements,
+    layout: RegisterLayout,
+    parts: Sequence[RegisterLayout],
+) -> RegisterArray:
+    """What loops bring into order of arrays that are stored row by row.
+
+    Args:
+      ctx: of the rule.
+      arrays: of one dtype.
+      elements: of the result; counted from the first one of the first array, where each array
+        begins at the next multiple of 16 bytes.
+      layout: of the result.
+      parts: of the layout, by :func:`parts_of`.
+    """
+    dtype, bits = arrays[0].dtype, types.bit_width(arrays[0].dtype)
+    # In the first step of a loop, all threads move something.
+    most = max(parts[0].size, LANES * WARPS * elements.unit)
+    given = [*((array.shape, dtype) for array in arrays), ((most,), dtype)]
     registers: list[ir.Value] = []
-    with scratch_arrays(ctx, *arrays) as (memory, ordered):
-        store(ctx, memory, array)
-        source = dataclasses.replace(seen, pointer=memory.pointer)
+    with scratch_arrays(ctx, *given) as (*memories, target):
+        for memory, array in zip(memories, arrays, strict=True):
+            store(ctx, memory, array)
         done = 0
         for part in parts:
             ctx.synchronize()
-            target = ordered.with_layout(row_major(part.shape, bits))
-            copy_in_order(ctx, source, target, done)
+            rows = target.with_layout(row_major(part.shape, bits))
+            copy_in_order(ctx, memories[0].pointer, elements, rows, done)
             ctx.synchronize()
-            registers += load_array(ctx.launch, target, part).registers
+            registers += load_array(ctx.launch, rows, part).registers
             done += part.size
-    return RegisterArray(tuple(registers), layout, array.dtype)
+    return RegisterArray(tuple(registers), layout, dtype)
 
 
-def _bytes(rows: MemoryLayout) -> int:
+def bytes_of(rows: MemoryLayout) -> int:
+    """How many an array takes, with what is left of the last 16."""
     return -(-rows.size * rows.element_bits // 128) * 16
 
 
-def _whole(array: RegisterArray) -> RegisterArray | None:
+def whole_row(array: RegisterArray) -> RegisterArray | None:
     """The registers of an array whose elements lie in one row, padding included."""
     layout = array.layout
     if not isinstance(layout, RegisterLayout) or not layout.flat or array.is_splat:
@@ -244,11 +280,11 @@ def _registers(layout: RegisterLayout, count: int) -> RegisterLayout | None:
     return RegisterLayout((size,), (digits,), layout.vector_length, flat=True)
 
 
-def _parts(layout: RegisterLayout, bits: int, stored: int, most: int) -> list[RegisterLayout]:
+def parts_of(layout: RegisterLayout, bits: int, stored: int, most: int) -> list[RegisterLayout]:
     """The layout as rows, one after the other, of which there is room for one beside what is
     stored; none if the layout is no row, or each takes much code."""
     if not layout.flat:
-        rows = _bytes(row_major(layout.shape, bits))
+        rows = bytes_of(row_major(layout.shape, bits))
         return [layout] if stored + rows <= most else []
     if (one := _registers(layout, 1)) is None or bits < 8:
         return []
@@ -269,85 +305,11 @@ def _is_long(view: MemoryReference, layout: RegisterLayout, parts: int) -> bool:
     rows = row_major(view.shape, view.element_bits)
     direct = padded(view.shape) if layout.flat else layout
     more = 2 * direct.registers + _EXCHANGE if layout.flat else 0
-    loaded = len(plan_access(direct, view.layout, 16).everything) + more
+    try:
+        loaded = len(plan_access(direct, view.layout, 16).everything) + more
+    except InvalidValueError:
+        return True  # Lanes do not take what the view has along a dimension.
     return loaded > len(plan_access(layout, rows, 16).everything) + LOOP * parts
-
-
-def copy_in_order(
-    ctx: RuleContext, source: MemoryReference, target: MemoryReference, first: int = 0
-) -> None:
-    """Copies elements of a view of shared memory to row-major memory, in a loop.
-
-    Args:
-      ctx: of the rule.
-      source: the view.
-      target: as many of its elements as it has, and behind them the last one; with room for one
-        move of all threads at least.
-      first: of the elements that are copied.
-    """
-    kind = types.memory_type(source.dtype)
-    extents = source.layout.flat_extents
-    unit = _unit(source)
-    while target.layout.size % unit or first % unit:
-        unit //= 2
-    size = unit * source.element_bits // 8
-    vector = ops.vector_type(kind, unit)
-    launch = ctx.launch
-    lane = launch.thread_id
-    if ctx.kernel.geometry.threads > 1:
-        lane = ops.bitwise_and(lane, LANES * WARPS - 1)
-    start = source.element_offset()
-    first, last = first // unit, (first + target.layout.size) // unit
-    moved = ops.element_pointer(target.pointer, -first * unit, kind)
-    begin = ops.add(lane, first)
-    operation = scf.WhileOp([begin.type], [begin])
-    operation.before.blocks.append(begin.type)
-    operation.after.blocks.append(begin.type)
-    with ir.InsertionPoint(operation.before.blocks[0]):
-        (number,) = operation.before.blocks[0].arguments
-        kept = number
-        if max(last, first + LANES * WARPS) > source.layout.size // unit:
-            kept = ops.arith.minui(number, ops.i32_constant(source.layout.size // unit - 1))
-        offset = ops.add(_offset(kept, extents, unit), start)
-        value = ops.load(vector, ops.element_pointer(source.pointer, offset, kind), alignment=size)
-        where = ops.element_pointer(moved, ops.multiply(number, unit), kind)
-        ops.store(value, where, alignment=size)
-        following = ops.add(number, LANES * WARPS)
-        scf.condition(ops.compare("slt", following, last), [following])
-    with ir.InsertionPoint(operation.after.blocks[0]):
-        scf.yield_(list(operation.after.blocks[0].arguments))
-
-
-def _offset(number: ir.Value, extents: Sequence[Extent], unit: int) -> ir.Value:
-    """Elements to the unit of a number, in row-major order of the extents.
-
-    An index is a quotient less a multiple of the one before it, so each quotient has one factor.
-    """
-    sizes = [extent.size for extent in extents]
-    steps = [extent.stride for extent in extents]
-    sizes[-1], steps[-1] = sizes[-1] // unit, steps[-1] * unit
-    total = ops.multiply(number, steps[-1])
-    rest = number
-    for place in reversed(range(len(sizes) - 1)):
-        rest = ops.divide_unsigned(rest, sizes[place + 1])
-        factor = steps[place] - sizes[place + 1] * steps[place + 1]
-        if factor:
-            total = ops.add(total, ops.multiply(rest, factor))
-    return total
-
-
-def _unit(view: MemoryReference) -> int:
-    """Consecutive elements that can be moved at once."""
-    *outer, last = view.layout.flat_extents
-    if last.stride != 1:
-        return 1
-    return next(
-        unit
-        for unit in (16, 8, 4, 2, 1)
-        if unit * view.element_bits <= 8 * min(16, view.offset_alignment)
-        and last.size % unit == 0
-        and not any(extent.stride % unit for extent in outer)
-    )
 
 
 def whole_bytes(array: RegisterArray) -> RegisterArray:

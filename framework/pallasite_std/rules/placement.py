@@ -15,11 +15,13 @@ from jax.extend.core import primitives
 
 from pallasite.plugin import RuleSet, Semantics
 from pallasite.plugin.ir import types
-from pallasite.plugin.layouts import OffsetTerm, padded
-from pallasite.plugin.lowering import RegisterArray, RuleContext
+from pallasite.plugin.layouts import Extent, OffsetTerm, padded
+from pallasite.plugin.lowering import LayoutContext, RegisterArray, RuleContext
 from pallasite_std.memory.indices import clamped_index
 from pallasite_std.memory.reference_types import DynamicOffset, MemoryReference
+from pallasite_std.memory.rows import moved
 from pallasite_std.memory.scratch import (
+    by_loop,
     copied,
     load,
     scratch_array,
@@ -28,7 +30,7 @@ from pallasite_std.memory.scratch import (
     viewed,
     whole_bytes,
 )
-from pallasite_std.rules.shape import same_layout_hint
+from pallasite_std.rules.shape import join_moves, same_layout_hint
 
 rules = RuleSet()
 
@@ -127,10 +129,30 @@ def _tile(ctx: RuleContext, x: RegisterArray, *, reps: Sequence[int]) -> Registe
     shape = tuple(ctx.avals_out[0].shape)
     if x.is_splat or x.size == 1:
         return RegisterArray.splat(x.scalar, x.dtype, shape)
-    x = storable(ctx, whole_bytes(x))
+    x = whole_bytes(x)
+    if any(extent & (extent - 1) for extent in x.shape):
+        wanted = ctx.layout_hint or moved(shape, types.bit_width(x.dtype))
+        found = by_loop(ctx, x, lambda memory: _tiled(memory, reps), wanted)
+        if found is not None:
+            return found
+    x = storable(ctx, x)
     with scratch_array(ctx, shape, x.dtype) as memory:
         for place in np.ndindex(*reps):
             starts = [i * n for i, n in zip(place, x.shape, strict=True)]
             store(ctx, viewed(memory, starts, x.shape), x)
         ctx.synchronize()
         return load(ctx, memory, ctx.layout_hint)
+
+
+def _tiled(memory: MemoryReference, reps: Sequence[int]) -> MemoryReference:
+    """Copies of an array one beside the other."""
+    dims = [(Extent(times, 0), *dim) for times, dim in zip(reps, memory.layout.dims, strict=True)]
+    return memory.with_layout(memory.layout.with_dims(dims))
+
+
+@rules.layout(lax.tile_p)
+def _tile_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(ctx.avals_in)
+
+
+_tile_layout.moves = join_moves  # type: ignore[attr-defined]

@@ -14,8 +14,6 @@ from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedE
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import (
-    LANES,
-    WARPS,
     Layout,
     Owner,
     RegisterLayout,
@@ -35,9 +33,10 @@ from pallasite.plugin.lowering import (
     rearrange,
     relayout,
 )
+from pallasite_std.memory.joins import joined
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.relayout import USUAL
-from pallasite_std.memory.rows import better_row, row
+from pallasite_std.memory.rows import better_row, moved
 from pallasite_std.memory.scratch import (
     copied,
     load,
@@ -222,13 +221,14 @@ def _planned(ctx: RuleContext) -> Layout | None:
     return None if ctx.kernel.plan is None else ctx.layout_hint
 
 
+@rules.layout(lax.reshape_p)
 @rules.layout(lax.squeeze_p)
-def _squeeze_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
-    return [None]
+def _reshape_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(ctx.avals_in)
 
 
-# Elements in one row are so in fewer dimensions, too.
-_squeeze_layout.moves = lambda avals_in, **params: True  # type: ignore[attr-defined]
+# Elements in one row are so in other dimensions, too.
+_reshape_layout.moves = lambda avals_in, **params: True  # type: ignore[attr-defined]
 
 
 @rules.lowering(lax.squeeze_p, *_ALL)
@@ -248,10 +248,7 @@ def _transpose(ctx: RuleContext, x: RegisterArray, *, permutation: Sequence[int]
             shape = tuple(ctx.avals_out[0].shape)
             bits = 8 if types.is_bool(x.dtype) else types.bit_width(x.dtype)
             wanted = ctx.layout_hint
-            if wanted is None and x.size > LANES * WARPS:
-                wanted = better_row(default_strided(shape, bits), 128 // bits)
-                wanted = wanted or row(shape, 128 // bits)
-            wanted = wanted or padded(shape)
+            wanted = wanted or moved(shape, bits) or padded(shape)
             return copied(ctx, x, lambda memory: _turned(memory, permutation), wanted)
         x = relayout(ctx, x, padded(x.shape))
     return rearrange(x, tf.transpose(x.layout, permutation))
@@ -359,6 +356,12 @@ def _concatenate(ctx: RuleContext, *arrays: RegisterArray, dimension: int) -> Re
             with contextlib.suppress(UnsupportedError, InvalidValueError):
                 target = stacked(layouts[0], dimension, shape)
     if ctx.in_warp or not _fits_parts(target, arrays, dimension):
+        arrays = [whole_bytes(array) for array in arrays]
+        wanted = ctx.layout_hint or moved(tuple(shape), types.bit_width(arrays[0].dtype))
+        if isinstance(wanted, RegisterLayout) and not ctx.in_warp and not _is_even(arrays):
+            found = joined(ctx, arrays, dimension, wanted)
+            if found is not None:
+                return found
         return _through_memory(ctx, arrays, dimension)
     registers: list[ir.Value | None] = [None] * target.registers
     position = 0
@@ -404,7 +407,7 @@ def _through_memory(
 ) -> RegisterArray:
     """Parts of an array that are stored one beside the other."""
     shape = tuple(ctx.avals_out[0].shape)
-    arrays = [storable(ctx, whole_bytes(array)) for array in arrays]
+    arrays = [storable(ctx, array) for array in arrays]
     with scratch_array(ctx, shape, arrays[0].dtype) as memory:
         position = 0
         for array in arrays:
@@ -414,6 +417,24 @@ def _through_memory(
             position += array.shape[dimension]
         ctx.synchronize()
         return load(ctx, memory, ctx.layout_hint)
+
+
+def _is_even(arrays: Sequence[RegisterArray]) -> bool:
+    """Whether all extents are powers of two."""
+    return not any(extent & (extent - 1) for array in arrays for extent in array.shape)
+
+
+def join_moves(avals_in: Any, **params: Any) -> bool:
+    """Whether the parts go through memory, from rows of vectors."""
+    return not _is_even(avals_in) and all(types.bit_width(one.dtype) >= 8 for one in avals_in)
+
+
+@rules.layout(lax.concatenate_p)
+def _concatenate_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(ctx.avals_in)
+
+
+_concatenate_layout.moves = join_moves  # type: ignore[attr-defined]
 
 
 def _first_elements(layout: RegisterLayout) -> list[tuple[int, ...]]:

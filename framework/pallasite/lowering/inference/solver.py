@@ -300,14 +300,17 @@ class Solver:
         return self._problem.choices[number].candidates.index(self.memory[number])
 
     def _moves(self, group: int, layout: Layout) -> Iterable[dict[int, Layout]]:
-        alone = {group: layout}
-        yield alone
-        together = self._with_followers(alone)
+        yield (alone := {group: layout})
+        together = self._with_followers(alone, False)
         if len(together) > 1:
             yield together
+        # What moves elements of odd shapes suits any two layouts, at a cost.
+        further = self._with_followers(alone, True) if layout.size & (layout.size - 1) else together
+        if further != together:
+            yield further
 
-    def _with_followers(self, start: dict[int, Layout]) -> dict[int, Layout]:
-        """A change with those of the groups whose layouts follow from it."""
+    def _with_followers(self, start: dict[int, Layout], costly: bool) -> dict[int, Layout]:
+        """A change with those of the groups whose layouts follow from it, or suit it at a cost."""
         changes = dict(start)
         pending = list(start)
         while pending and len(changes) < _MOST_FOLLOWERS:
@@ -320,7 +323,7 @@ class Solver:
                 if other in changes or other in self._pinned:
                     continue
                 ends = [changes.get(end) or self.labels[end] for end in (operand, result)]
-                if known.suits(*ends):
+                if known.suits(*ends) and not (costly and self._cost(known, changes)):
                     continue
                 layouts: list[Layout | None] = [None, None]
                 layouts[1 - position] = changes[group]
