@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pallasite.plugin import UnsupportedError
@@ -13,9 +14,10 @@ def stacked(layout: RegisterLayout, dimension: int, shape: Sequence[int]) -> Reg
 
     Raises:
       UnsupportedError: the extent of ``shape`` is no multiple of the layout's, or the layout is
-        one of a flattened array.
+        one of a flattened array, or has padding along the dimension.
     """
-    if layout.flat or shape[dimension] % layout.shape[dimension]:
+    held = math.prod(digit.size for digit in layout.dims[dimension]) if not layout.flat else 0
+    if held != layout.shape[dimension] or shape[dimension] % held:
         raise UnsupportedError(
             "a concatenation of arrays whose layout does not extend to the result",
             got=f"{describe(layout)} to shape {list(shape)}",

@@ -144,6 +144,8 @@ BODIES |= {
         lambda x: jnp.broadcast_to(x[None], (3, *x.shape)), MOVED, (1, 2, 2), 16384
     ),
     "first row": Body(lambda x: jnp.broadcast_to(x[:1], x.shape), MOVED, ROWS),
+    "bias": Body(lambda x: x + x[:1], NUMBERS, ROWS),
+    "scaled rows": Body(lambda x: x * x[..., :1], NUMBERS, ROWS),
     "first column": Body(lambda x: x - x[..., :1], NUMBERS, ROWS),
     "differences": Body(lambda x: x[1:] - x[:-1] if x.shape[0] > 1 else x, NUMBERS, ROWS),
     "every second row": Body(lambda x: x[::2], MOVED, ROWS),

@@ -24,7 +24,7 @@ from pallasite_std.inference.costs import movement_cost, ordering_cost
 from pallasite_std.memory.access import MAXIMUM_BYTES
 from pallasite_std.memory.reduced_layouts import by_rows, reduced
 from pallasite_std.memory.relayout import USUAL, rows_in_registers
-from pallasite_std.memory.rows import better_row
+from pallasite_std.memory.rows import better_row, moved
 from pallasite_std.stacking import stacked
 
 
@@ -76,6 +76,7 @@ class Movement:
       before, after: shapes of the operand and of the result.
       bits: of an element.
       run: consecutive elements that stay so; None if that is not known.
+      counted: whether code counts that moves elements one by one in such layouts.
     """
 
     exact: Pairs
@@ -83,6 +84,7 @@ class Movement:
     after: tuple[int, ...]
     bits: int
     run: int | None = None
+    counted: bool = True
 
     def pairs(self, operand: Layout | None, result: Layout | None) -> list[Pair]:
         """See :data:`pallasite.plugin.inference.Pairs`."""
@@ -91,7 +93,14 @@ class Movement:
             return found
         start = self._suitable(operand, self.before, result)
         end = self._suitable(result, self.after, operand)
-        return found if (start, end) in found else [*found, (start, end)]
+        ends = [(start, end)]
+        if self.run is not None:
+            # What is neither loaded nor stored may be a row of vectors, too.
+            if operand is None and (row := moved(self.before, self.bits)) is not None:
+                ends.append((row, end))
+            if result is None and (row := moved(self.after, self.bits)) is not None:
+                ends.append((start, row))
+        return [*found, *(pair for pair in ends if pair not in found)]
 
     def _suitable(
         self, layout: Layout | None, shape: tuple[int, ...], other: Layout | None
@@ -125,7 +134,7 @@ class Movement:
 
     def _direct(self, result: Layout) -> float:
         """What the code costs that loads and stores elements one by one, in the same layout."""
-        if self.run is None or not isinstance(result, RegisterLayout):
+        if self.run is None or not self.counted or not isinstance(result, RegisterLayout):
             return 0.0
         row = _row_registers(result.shape, self.bits)
         if row is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -39,17 +40,24 @@ def _broadcast_in_dim(
     broadcast_dimensions: Sequence[int],
     **params: Any,
 ) -> AbstractValue:
-    before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
-    return _related(
-        ctx, x, relations.broadcast(before, after, tuple(broadcast_dimensions), ctx.proposals)
-    )
+    return _stretched(ctx, x, tuple(broadcast_dimensions))
 
 
 @rules.inference(_jax.broadcast_to_p)
 def _broadcast_to(ctx: InferenceContext, x: AbstractValue, **params: Any) -> AbstractValue:
+    before, after = len(ctx.avals_in[0].shape), len(ctx.avals_out[0].shape)
+    return _stretched(ctx, x, tuple(range(after - before, after)))
+
+
+def _stretched(ctx: InferenceContext, x: AbstractValue, dims: tuple[int, ...]) -> AbstractValue:
     before, after = tuple(ctx.avals_in[0].shape), tuple(ctx.avals_out[0].shape)
-    dims = tuple(range(len(after) - len(before), len(after)))
-    return _related(ctx, x, relations.broadcast(before, after, dims, ctx.proposals))
+    exact = relations.broadcast(before, after, dims, ctx.proposals)
+    whole = isinstance(x, ArrayValue) and x.bits >= 8 and math.prod(before) > 1
+    if not whole or not any(n & (n - 1) for n in before):
+        return _related(ctx, x, exact)
+    last = bool(dims) and dims[-1] == len(after) - 1 and before[-1] == after[-1]
+    run = math.gcd(16, after[-1]) if last else 1
+    return moved(ctx, x, exact, run, counted=last)
 
 
 @rules.inference(lax.reshape_p)
@@ -70,6 +78,7 @@ def moved(
     x: AbstractValue,
     exact: Pairs = relations.nothing,
     run: int | None = None,
+    counted: bool = True,
 ) -> AbstractValue:
     """The result of an equation that moves the elements of its first operand, through scratch
     memory unless it works between two layouts by renaming registers.
@@ -79,9 +88,10 @@ def moved(
       x: the operand.
       exact: the layouts between which it renames registers.
       run: consecutive elements that stay so; None if that is not known.
+      counted: whether code counts that moves elements one by one in such layouts.
     """
     result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result(varying=False)
-    moves(ctx, 0, x, result, exact, run)
+    moves(ctx, 0, x, result, exact, run, counted)
     return result
 
 
@@ -92,12 +102,15 @@ def moves(
     result: AbstractValue,
     exact: Pairs = relations.nothing,
     run: int | None = None,
+    counted: bool = True,
 ) -> None:
     """The operand at ``position`` becomes part of a result; see :func:`moved`."""
     if isinstance(x, ArrayValue) and isinstance(result, ArrayValue) and math.prod(x.shape) > 1:
         if math.prod(result.shape) == 1:
             return
-        relation = relations.Movement(exact, tuple(x.shape), tuple(result.shape), x.bits, run)
+        relation = relations.Movement(
+            exact, tuple(x.shape), tuple(result.shape), x.bits, run, counted
+        )
         ctx.relate(position, x, result, relation.pairs, relation.work)
 
 
@@ -168,23 +181,33 @@ def _dynamic_update_slice(
 def _concatenate(ctx: InferenceContext, *arrays: AbstractValue, dimension: int) -> AbstractValue:
     result = ctx.result(varying=True)
     shape = ctx.avals_out[0].shape
+    shapes = [tuple(aval.shape) for aval in ctx.avals_in]
     run = None
-    if any(n & (n - 1) for aval in ctx.avals_in for n in aval.shape):
-        run = math.gcd(16, *(math.prod(aval.shape[dimension:]) for aval in ctx.avals_in))
-    first = 0
-    for position, (array, aval) in enumerate(zip(arrays, ctx.avals_in, strict=True)):
-        moves(ctx, position, array, result, _part(aval.shape, shape, dimension, first), run)
-        first += aval.shape[dimension]
+    if any(n & (n - 1) for one in shapes for n in one):
+        run = math.gcd(16, *(math.prod(one[dimension:]) for one in shapes))
+    for position, array in enumerate(arrays):
+        exact = _part(shapes, tuple(shape), dimension, position)
+        moves(ctx, position, array, result, exact, run)
     return result
 
 
-def _part(part: Sequence[int], whole: Sequence[int], dimension: int, first: int) -> Pairs:
-    starts = [0] * len(whole)
-    starts[dimension] = first
+def _part(
+    shapes: Sequence[tuple[int, ...]], whole: tuple[int, ...], dimension: int, position: int
+) -> Pairs:
+    """Of one of several parts: a result's layout has to be one of all of them."""
+    ends = list(itertools.accumulate(shape[dimension] for shape in shapes))
+
+    def parts(result: RegisterLayout) -> list[Layout]:
+        found: list[Layout] = []
+        for shape, end in zip(shapes, ends, strict=True):
+            starts = [0] * len(whole)
+            starts[dimension] = end - shape[dimension]
+            found.append(result.slice(starts, shape).layout)
+        return found
 
     def pairs(operand: Layout | None, result: Layout | None) -> Iterator[tuple[Layout, Layout]]:
         if isinstance(result, RegisterLayout):
-            yield result.slice(starts, part).layout, result
+            yield parts(result)[position], result
         if isinstance(operand, RegisterLayout):
             yield operand, stacked(operand, dimension, whole)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -236,6 +237,12 @@ def ordered(
       layout: of the result.
       parts: of the layout, by :func:`parts_of`.
     """
+    if types.is_bool(arrays[0].dtype):
+        # What is stored are zeros and ones.
+        narrow = np.dtype(np.uint8)
+        given = [one.map(functools.partial(to_memory, dtype=one.dtype), narrow) for one in arrays]
+        found = ordered(ctx, given, elements, layout, parts)
+        return found.map(_truncated, arrays[0].dtype)
     dtype, bits = arrays[0].dtype, types.bit_width(arrays[0].dtype)
     # In the first step of a loop, all threads move something.
     most = max(parts[0].size, LANES * WARPS * elements.unit)
@@ -253,6 +260,10 @@ def ordered(
             registers += load_array(ctx.launch, rows, part).registers
             done += part.size
     return RegisterArray(tuple(registers), layout, dtype)
+
+
+def _truncated(value: ir.Value) -> ir.Value:
+    return ops.arith.trunci(ops.vector_type(ops.i1(), ops.vector_length(value)), value)
 
 
 def bytes_of(rows: MemoryLayout) -> int:

@@ -14,6 +14,7 @@ from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedE
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import (
+    Extent,
     Layout,
     Owner,
     RegisterLayout,
@@ -22,6 +23,7 @@ from pallasite.plugin.layouts import (
     describe,
     padded,
     proposals_for,
+    row_major,
 )
 from pallasite.plugin.layouts import transforms as tf
 from pallasite.plugin.lowering import (
@@ -33,11 +35,13 @@ from pallasite.plugin.lowering import (
     rearrange,
     relayout,
 )
+from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.joins import joined
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.relayout import USUAL
 from pallasite_std.memory.rows import better_row, moved
 from pallasite_std.memory.scratch import (
+    by_loop,
     copied,
     load,
     reshaped,
@@ -71,6 +75,9 @@ def _broadcast_in_dim(
         return RegisterArray.splat(x.scalar, x.dtype, shape)
     target = ctx.layout_hint
     if target is None or isinstance(target, SplatLayout):
+        repeated = _repeated(ctx, x, shape, dims)
+        if repeated is not None:
+            return repeated
         target = _familiar_broadcast(ctx, x.layout, shape, dims)
     with contextlib.suppress(InvalidValueError):
         if target is None:
@@ -81,12 +88,51 @@ def _broadcast_in_dim(
         return rearrange(x, tf.broadcast_with_target(x.layout, target, dims))
     if ctx.in_warp:
         raise UnsupportedError("a broadcast of an array inside a warp-mapped region")
+    if isinstance(target, RegisterLayout) and target.flat:
+        found = by_loop(ctx, x, lambda memory: _stretched_view(memory, shape, dims), target)
+        if found is not None:
+            return found
     # By way of a layout that can be reduced to the operand's dimensions.
     wide = padded(shape) if not isinstance(target, RegisterLayout) or target.flat else target
     own = [x.shape[dims.index(d)] if d in dims else 1 for d in range(len(shape))]
     x = _stretchable(ctx, rearrange(x, tf.reshape(x.layout, own)), wide)
     x = _stretched(x, wide)
     return x if target is None else relayout(ctx, x, target)
+
+
+_LOOP = 60
+"""Instructions of a transposition through shared memory, beside those that move whole vectors."""
+
+
+def _repeated(
+    ctx: RuleContext, x: RegisterArray, shape: tuple[int, ...], dims: tuple[int, ...]
+) -> RegisterArray | None:
+    """An array of an odd shape that nothing else decides about, as a row of vectors that a loop
+    fills, if that is less code than what stores it otherwise."""
+    bits = types.bit_width(x.dtype)
+    if ctx.in_warp or bits < 8 or not any(n & (n - 1) for n in x.shape):
+        return None
+    row = moved(shape, bits)
+    if row is None:
+        return None
+    with contextlib.suppress(InvalidValueError):
+        layout = tf.broadcast_in_dim(x.layout, shape, dims).layout
+        assert isinstance(layout, RegisterLayout)
+        accesses = plan_access(layout, row_major(shape, bits), 16).everything
+        if len(accesses) <= 2 * row.registers + x.layout.registers + _LOOP:
+            return None
+    return by_loop(ctx, x, lambda memory: _stretched_view(memory, shape, dims), row)
+
+
+def _stretched_view(
+    memory: MemoryReference, shape: Sequence[int], dims: Sequence[int]
+) -> MemoryReference:
+    """The elements of an array again and again, along further dimensions and those of extent 1."""
+    extents = [(Extent(n, 0),) for n in shape]
+    for d, own in zip(dims, memory.layout.dims, strict=True):
+        if math.prod(extent.size for extent in own) == shape[d]:
+            extents[d] = own
+    return memory.with_layout(memory.layout.with_dims(extents))
 
 
 def _repeats_much(layout: Layout) -> bool:
@@ -213,7 +259,8 @@ def _reshape(
             return rearrange(x, change)
     if x.is_splat or x.size == 1:
         return RegisterArray.splat(x.scalar, x.dtype, shape)
-    return copied(ctx, x, lambda memory: reshaped(memory, shape), ctx.layout_hint)
+    wanted = ctx.layout_hint or moved(shape, max(8, types.bit_width(x.dtype)))
+    return copied(ctx, x, lambda memory: reshaped(memory, shape), wanted)
 
 
 def _planned(ctx: RuleContext) -> Layout | None:
@@ -252,10 +299,6 @@ def _transpose(ctx: RuleContext, x: RegisterArray, *, permutation: Sequence[int]
             return copied(ctx, x, lambda memory: _turned(memory, permutation), wanted)
         x = relayout(ctx, x, padded(x.shape))
     return rearrange(x, tf.transpose(x.layout, permutation))
-
-
-_LOOP = 60
-"""Instructions of a transposition through shared memory, beside those that move whole vectors."""
 
 
 @rules.layout(lax.transpose_p)
@@ -339,7 +382,7 @@ def _slice(
         ctx,
         whole_bytes(x),
         lambda memory: viewed(memory, start_indices, sizes, steps),
-        ctx.layout_hint,
+        ctx.layout_hint or moved(sizes, max(8, types.bit_width(x.dtype))),
     )
 
 
@@ -355,24 +398,24 @@ def _concatenate(ctx: RuleContext, *arrays: RegisterArray, dimension: int) -> Re
         if layouts:
             with contextlib.suppress(UnsupportedError, InvalidValueError):
                 target = stacked(layouts[0], dimension, shape)
-    if ctx.in_warp or not _fits_parts(target, arrays, dimension):
-        arrays = [whole_bytes(array) for array in arrays]
+    parts = None if ctx.in_warp else _fitting_parts(target, arrays, dimension)
+    renames = parts is not None and all(
+        array.layout in (part, SplatLayout(array.shape))
+        for array, part in zip(arrays, parts, strict=True)
+    )
+    if not (ctx.in_warp or renames or _is_even(arrays) or types.bit_width(arrays[0].dtype) < 8):
         wanted = ctx.layout_hint or moved(tuple(shape), types.bit_width(arrays[0].dtype))
-        if isinstance(wanted, RegisterLayout) and not ctx.in_warp and not _is_even(arrays):
+        if isinstance(wanted, RegisterLayout):
             found = joined(ctx, arrays, dimension, wanted)
             if found is not None:
                 return found
+    if parts is None:
         return _through_memory(ctx, arrays, dimension)
     registers: list[ir.Value | None] = [None] * target.registers
     position = 0
     numbers = {index: number for number, index in enumerate(_first_elements(target))}
-    for array in arrays:
+    for array, part in zip(arrays, parts, strict=True):
         size = array.shape[dimension]
-        starts = [0] * len(shape)
-        starts[dimension] = position
-        sizes = list(array.shape)
-        part = tf.slice_(target, starts, sizes).layout
-        assert isinstance(part, RegisterLayout)
         if array.is_splat:
             array = array.materialize(part)
         array = relayout(ctx, array, part)
@@ -385,21 +428,23 @@ def _concatenate(ctx: RuleContext, *arrays: RegisterArray, dimension: int) -> Re
     return RegisterArray(tuple(r for r in registers if r is not None), target, arrays[0].dtype)
 
 
-def _fits_parts(target: RegisterLayout, arrays: Sequence[RegisterArray], dimension: int) -> bool:
-    """Whether the registers of a layout are those of the parts of an array."""
-    position, count = 0, 0
+def _fitting_parts(
+    target: RegisterLayout, arrays: Sequence[RegisterArray], dimension: int
+) -> list[RegisterLayout] | None:
+    """The layouts of the parts of an array, if the registers of its layout are those of these."""
+    position, parts = 0, []
     for array in arrays:
         starts = [0] * len(target.shape)
         starts[dimension] = position
         try:
             part = tf.slice_(target, starts, array.shape).layout
         except InvalidValueError:
-            return False
+            return None
+        if not isinstance(part, RegisterLayout) or part.vector_length != target.vector_length:
+            return None
         position += array.shape[dimension]
-        count += part.registers
-        if isinstance(part, RegisterLayout) and part.vector_length != target.vector_length:
-            return False
-    return count == target.registers
+        parts.append(part)
+    return parts if sum(part.registers for part in parts) == target.registers else None
 
 
 def _through_memory(
@@ -407,7 +452,7 @@ def _through_memory(
 ) -> RegisterArray:
     """Parts of an array that are stored one beside the other."""
     shape = tuple(ctx.avals_out[0].shape)
-    arrays = [storable(ctx, array) for array in arrays]
+    arrays = [storable(ctx, whole_bytes(array)) for array in arrays]
     with scratch_array(ctx, shape, arrays[0].dtype) as memory:
         position = 0
         for array in arrays:
