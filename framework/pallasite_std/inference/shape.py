@@ -225,7 +225,21 @@ def _part(
 
 @rules.inference(lax.iota_p)
 def _iota(ctx: InferenceContext, *dynamic: AbstractValue, **params: Any) -> AbstractValue:
-    return ctx.result()
+    result = ctx.result()
+    shape = ctx.avals_out[0].shape
+    if len(shape) > 1 and any(n & (n - 1) for n in shape):
+        ctx.relate(0, result, result, lambda one, _: [(one, one)] if one else [], _counting)
+    return result
+
+
+_QUOTIENTS = 6.0
+"""Instructions for an index of each element of an array of several dimensions in one row."""
+
+
+def _counting(layout: Layout, _: Layout) -> float:
+    if not isinstance(layout, RegisterLayout) or not layout.flat:
+        return 0.0
+    return _QUOTIENTS * layout.registers * layout.vector_length
 
 
 @rules.inference(layout_cast_p)

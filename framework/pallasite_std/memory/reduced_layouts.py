@@ -110,10 +110,12 @@ _SHORT = 8
 
 @functools.lru_cache(maxsize=4096)
 def in_lines(shape: tuple[int, ...], axis: int) -> RegisterLayout | None:
-    """A layout in which lanes hold whole lines along an axis, if these are short; None for shapes
-    of powers of two."""
+    """A layout in which lanes hold whole lines along an axis, if these are short, or enough of them
+    lie side by side for all lanes; None for shapes of powers of two."""
     extent = shape[axis]
-    if not 1 < extent <= _SHORT or 0 in shape or not any(n & (n - 1) for n in shape):
+    if extent < 2 or 0 in shape or not any(n & (n - 1) for n in shape):
+        return None
+    if extent > _SHORT and math.prod(shape[axis + 1 :]) < LANES * WARPS:
         return None
     others = padded(tuple(1 if d == axis else n for d, n in enumerate(shape)))
     dims = list(others.dims)

@@ -527,6 +527,15 @@ def _iota(
     return iota(ctx, layout, dtype, dimension)
 
 
+@rules.layout(lax.iota_p)
+def _iota_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(ctx.avals_in)
+
+
+# In one row, the indices of each element along several dimensions would be quotients.
+_iota_layout.moves = lambda avals_in, shape, **params: len(shape) > 1  # type: ignore[attr-defined]
+
+
 def iota(
     ctx: RuleContext, layout: RegisterLayout, dtype: np.dtype[Any], dimension: int
 ) -> RegisterArray:
