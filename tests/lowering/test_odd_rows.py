@@ -131,3 +131,38 @@ def test_single_elements_along_an_axis(semantics: Any) -> None:
 
     x, got = result_of(body, (1, 45, 1), "int32", semantics)
     np.testing.assert_array_equal(got, x)
+
+
+MOVES = {
+    "joined": lambda x: jnp.concatenate([x, x[:3], x], 0),
+    "beside": lambda x: jnp.concatenate([x, x[:, 1:4], x[:, :1]], 1),
+    "tiled": lambda x: jnp.tile(x, (2, 3)),
+    "flat": lambda x: x.reshape(-1),
+    "rolled": lambda x: jnp.roll(x, 2, axis=1),
+    "repeated": lambda x: jnp.broadcast_to(x[None], (3, *x.shape)),
+    "first": lambda x: jnp.broadcast_to(x[:1], x.shape),
+    "second": lambda x: x[1:, ::2],
+    "triangle": jnp.tril,
+}
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "int32"])
+@pytest.mark.parametrize("name", MOVES)
+def test_moved_elements(name: str, dtype: str) -> None:
+    """Rows of vectors are brought into order by a loop."""
+    semantics = (LANE, WARPGROUP)[(len(name) + len(dtype)) % 2]
+    x, got = result_of(MOVES[name], (31, 23), dtype, semantics)
+    np.testing.assert_array_equal(got, np.asarray(MOVES[name](jnp.asarray(x))))
+
+
+@pytest.mark.parametrize("semantics", [LANE, WARPGROUP])
+def test_scans_of_lines_side_by_side(semantics: Any) -> None:
+    x, got = result_of(lambda x: jax.lax.cumsum(x, 0), (11, 9, 17), "int32", semantics)
+    np.testing.assert_array_equal(got, x.cumsum(0))
+
+
+@pytest.mark.parametrize("semantics", [LANE, WARPGROUP])
+def test_pairs_of_bytes(semantics: Any) -> None:
+    for dtype in ("int8", "uint8"):
+        x, got = result_of(lambda x: jnp.max(x, 1), (47, 30), dtype, semantics)
+        np.testing.assert_array_equal(got, x.max(1))
