@@ -240,8 +240,8 @@ def ordered(
     if types.is_bool(arrays[0].dtype):
         # What is stored are zeros and ones.
         narrow = np.dtype(np.uint8)
-        given = [one.map(functools.partial(to_memory, dtype=one.dtype), narrow) for one in arrays]
-        found = ordered(ctx, given, elements, layout, parts)
+        stored = [one.map(functools.partial(to_memory, dtype=one.dtype), narrow) for one in arrays]
+        found = ordered(ctx, stored, elements, layout, parts)
         return found.map(_truncated, arrays[0].dtype)
     dtype, bits = arrays[0].dtype, types.bit_width(arrays[0].dtype)
     # In the first step of a loop, all threads move something.

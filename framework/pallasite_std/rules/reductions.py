@@ -436,7 +436,7 @@ def _widened(value: ir.Value, dtype: np.dtype[Any]) -> ir.Value | None:
         return None
     count = ops.vector_length(value)
     # Bytes 0 to 3, each followed by 0 or by its sign (PTX ISA 9.7.10.5, prmt).
-    selectors = (0x9180, 0xB3A2) if dtype == np.int8 else (0x4140, 0x4342)
+    selectors = [0x9180, 0xB3A2] if dtype == np.int8 else [0x4140, 0x4342]
     half = ir.IntegerType.get_signless(16)
     if count % 4:
         selectors = selectors[:1]

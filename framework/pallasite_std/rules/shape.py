@@ -128,7 +128,7 @@ def _stretched_view(
     memory: MemoryReference, shape: Sequence[int], dims: Sequence[int]
 ) -> MemoryReference:
     """The elements of an array again and again, along further dimensions and those of extent 1."""
-    extents = [(Extent(n, 0),) for n in shape]
+    extents: list[tuple[Extent, ...]] = [(Extent(n, 0),) for n in shape]
     for d, own in zip(dims, memory.layout.dims, strict=True):
         if math.prod(extent.size for extent in own) == shape[d]:
             extents[d] = own

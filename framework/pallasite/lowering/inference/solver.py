@@ -301,13 +301,10 @@ class Solver:
 
     def _moves(self, group: int, layout: Layout) -> Iterable[dict[int, Layout]]:
         yield (alone := {group: layout})
-        together = self._with_followers(alone, False)
-        if len(together) > 1:
-            yield together
         # What moves elements of odd shapes suits any two layouts, at a cost.
-        further = self._with_followers(alone, True) if layout.size & (layout.size - 1) else together
-        if further != together:
-            yield further
+        for costly in (False, True) if layout.size & (layout.size - 1) else (False,):
+            if len(changes := self._with_followers(alone, costly)) > 1:
+                yield changes
 
     def _with_followers(self, start: dict[int, Layout], costly: bool) -> dict[int, Layout]:
         """A change with those of the groups whose layouts follow from it, or suit it at a cost."""
