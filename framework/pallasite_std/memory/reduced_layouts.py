@@ -27,6 +27,9 @@ _ACROSS_WARPS = 12
 _GUARD = 5
 """Instructions for accesses that only some threads make, beside these."""
 
+_FEW = 64
+"""Words that lanes exchange before another layout is looked for."""
+
 _SECTOR = 32
 """Bytes of memory that are moved together."""
 
@@ -34,7 +37,7 @@ _SECTOR = 32
 @functools.lru_cache(maxsize=4096)
 def suits_reduction(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> bool:
     """Whether the default layout does for a reduction: it has neither padding nor counts of lanes
-    that are no powers of two, and no thread runs across a dimension."""
+    that are no powers of two, no thread runs across a dimension, and lanes exchange few values."""
     layout = default_strided(shape, bits)
     threads = [digit for digit in layout.digits if digit.owner.is_thread]
     whole = all(n == 1 or d in axes for d, n in enumerate(shape))
@@ -42,7 +45,22 @@ def suits_reduction(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) ->
         not layout.is_padded
         and (whole or not layout.flat)
         and not any(digit.size & (digit.size - 1) for digit in threads)
+        and (whole or _exchanged(layout, axes, bits) <= _FEW)
     )
+
+
+def _exchanged(layout: RegisterLayout, axes: tuple[int, ...], bits: int) -> int:
+    """Words that a lane exchanges with others for a reduction in a layout of an odd shape."""
+    if not any(n & (n - 1) for n in layout.shape):
+        return 0
+    steps, values = 0, max(1, bits // 32)
+    for dim, digits in enumerate(layout.dims):
+        for digit in digits:
+            if dim in axes:
+                steps += digit.size.bit_length() - 1 if digit.owner.is_thread else 0
+            elif not digit.owner.is_thread:
+                values *= digit.size
+    return steps * values
 
 
 @functools.lru_cache(maxsize=4096)
