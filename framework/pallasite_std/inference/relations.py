@@ -67,6 +67,12 @@ def _row_registers(shape: tuple[int, ...], bits: int) -> int | None:
     return (better_row(default, 128 // max(8, bits)) or default).registers
 
 
+def _fills_threads(layout: RegisterLayout) -> bool:
+    """Whether every thread holds elements of its own, without padding, in several dimensions."""
+    own = [d.size for digits in layout.dims for d in digits if d.owner.is_thread]
+    return not layout.flat and not layout.is_padded and math.prod(own) == LANES * WARPS
+
+
 @dataclasses.dataclass(frozen=True)
 class Movement:
     """A relation that works between any two layouts, through scratch memory where it has to.
@@ -135,6 +141,8 @@ class Movement:
     def _direct(self, result: Layout) -> float:
         """What the code costs that loads and stores elements one by one, in the same layout."""
         if self.run is None or not self.counted or not isinstance(result, RegisterLayout):
+            return 0.0
+        if _fills_threads(result):  # Fragments of matrices, say.
             return 0.0
         row = _row_registers(result.shape, self.bits)
         if row is None:
