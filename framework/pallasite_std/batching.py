@@ -1,7 +1,8 @@
 """Adds a grid axis to a traced kernel: what ``jax.vmap`` of a kernel means.
 
 The body stays as it is, except that every access to a batched operand first selects the entry of
-the new grid axis, and that ``pl.program_id`` counts one axis further.
+the new grid axis, that ``pl.program_id`` counts one axis further, and that each entry has global
+semaphores of its own.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ def prepend_axis(jaxpr: Any, batched: Sequence[bool], axis: Any, size: int) -> A
     def body(*refs: Any) -> list[Any]:
         index = lax.axis_index(axis)
         views = [_entry(r, index) if b else r for r, b in zip(refs, batched, strict=True)]
-        return evaluate(jaxpr, views, program_id=program_id, purpose="jax.vmap of a kernel")
+        return evaluate(
+            jaxpr,
+            views,
+            program_id=program_id,
+            get_global=lambda what: _entry(_jax.get_global_p.bind(what=of_all(what)), index),
+            purpose="jax.vmap of a kernel",
+        )
 
-    avals = []
-    for var, is_batched in zip(jaxpr.invars, batched, strict=True):
-        aval = var.aval
-        if is_batched:
-            aval = aval.update(inner_aval=aval.inner_aval.update(shape=(size, *aval.shape)))
-        avals.append(aval)
+    def of_all(aval: Any) -> Any:
+        return aval.update(inner_aval=aval.inner_aval.update(shape=(size, *aval.shape)))
+
+    avals = [of_all(v.aval) if b else v.aval for v, b in zip(jaxpr.invars, batched, strict=True)]
     info = _jax.make_debug_info("vmap of a kernel", body, avals, jaxpr.debug_info.func_name)
     new, _ = _jax.trace_to_jaxpr(body, avals, debug_info=info)
     return new

@@ -32,6 +32,7 @@ def evaluate(
     *,
     program_id: Callable[[int], Any] | None = None,
     axis_index: Mapping[Any, Any] | None = None,
+    get_global: Callable[[Any], Any] | None = None,
     purpose: str = "rewriting",
 ) -> list[Any]:
     """Evaluates ``jaxpr`` in the current trace.
@@ -41,12 +42,13 @@ def evaluate(
       args: values for its inputs; views stand for references.
       program_id: what ``pl.program_id(axis)`` gives; as it is, if None.
       axis_index: what ``lax.axis_index`` gives for some axes; as it is for the others.
+      get_global: what ``pl.get_global`` gives for a type; as it is, if None.
       purpose: what this is done for, for the error message when a primitive cannot take a view.
 
     Raises:
       UnsupportedError: a view reaches a primitive that does not say how its references are bound.
     """
-    return _Evaluator(program_id, axis_index or {}, purpose).run(jaxpr, args)
+    return _Evaluator(program_id, axis_index or {}, get_global, purpose).run(jaxpr, args)
 
 
 class _Evaluator(Visitor[Any]):
@@ -56,11 +58,13 @@ class _Evaluator(Visitor[Any]):
         self,
         program_id: Callable[[int], Any] | None,
         axis_index: Mapping[Any, Any],
+        get_global: Callable[[Any], Any] | None,
         purpose: str,
     ):
         super().__init__(plugins.registry().jaxprs)
         self.program_id = program_id
         self.axis_index = axis_index
+        self.get_global = get_global
         self.purpose = purpose
 
     def literal(self, atom: Any) -> Any:
@@ -79,6 +83,8 @@ class _Evaluator(Visitor[Any]):
             return [self.program_id(params["axis"])]
         if primitive is _jax.axis_index_p and params["axis_name"] in self.axis_index:
             return [self.axis_index[params["axis_name"]]]
+        if primitive is _jax.get_global_p and self.get_global is not None:
+            return [self.get_global(params["what"])]
         if any(is_view(operand) for operand in operands):
             operands, params = self.on_views(equation, operands, params)
         return _bind(primitive, operands, params)

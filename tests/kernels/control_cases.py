@@ -264,6 +264,27 @@ def batched(axis):
 
 
 @case()
+def batched_with_global_semaphores():
+    """Blocks share them with those of their entry only."""
+    x = np.int32([1, 5, 20, 100])[:, None] * np.ones((1, 128), np.int32)
+
+    def body(x_ref, o_ref):
+        added, arrived = (pl.get_global(plgpu.SemaphoreType.REGULAR(n)) for n in ((), (2,)))
+        pl.semaphore_signal(added, x_ref[0])
+        pl.semaphore_signal(arrived.at[1])
+        pl.semaphore_wait(arrived.at[1], 3, decrement=False)
+        o_ref[lax.axis_index("block")] = jnp.full((128,), pl.semaphore_read(added))
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((3, 128), jnp.int32),
+        grid=(3,),
+        grid_names=("block",),
+    )
+    return jax.vmap(kernel), (x,), lambda x: np.broadcast_to(3 * x[:, None], (4, 3, 128))
+
+
+@case()
 def aliased_buffers():
     x = random("x", (1024,), jnp.int32)
 

@@ -90,6 +90,17 @@ def test_rows_go_to_experts_and_come_back(count, tokens, columns, k, number, dty
     np.testing.assert_allclose(back.astype(np.float64), expected, tolerance, tolerance)
 
 
+def test_several_batches_at_once():
+    x = numbers((2, 3, 4, 16), np.float32)
+    experts = np.stack([choose(2, 4, 2, 4) for _ in range(3)], axis=1).clip(0, 3)
+
+    def both(x, experts):
+        rows, _, route = ops.moe_dispatch(x, experts, axis_name="x", num_experts=4)
+        return ops.moe_combine(rows * 2, None, route, axis_name="x")
+
+    np.testing.assert_allclose(on_each(jax.vmap(both), 2, x, experts), 4 * x, rtol=1e-6)
+
+
 def test_all_tokens_for_one_device():
     """The other one gets none."""
     x = numbers((2, 3, 40), np.float32)
