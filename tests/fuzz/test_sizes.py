@@ -75,6 +75,7 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
         Program("repeated rows", (50, 117), "int32", WARPGROUP),
         Program("first row", (234, 191), "int16", WARPGROUP),
         Program("every second column", (253, 238), "uint16", LANE),
+        Program("differences", (211, 175), "bfloat16", LANE),
         Program("masked", (184, 28), "int32", WARPGROUP),
         Program("cumsum of columns", (34, 28, 30), "int32", LANE),
     ],

@@ -307,11 +307,13 @@ def _transpose_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[No
 
 
 def _transpose_moves(avals_in: Any, *, permutation: Sequence[int]) -> bool:
+    (aval,) = avals_in
+    return _row_is_less(tuple(aval.shape), types.bit_width(aval.dtype))
+
+
+def _row_is_less(shape: tuple[int, ...], bits: int) -> bool:
     """Whether whole vectors, which a loop brings into another order, are much less code than the
     elements one by one."""
-    (aval,) = avals_in
-    bits = types.bit_width(aval.dtype)
-    shape = tuple(aval.shape)
     if math.prod(shape) < 2 or bits < 8 or math.prod(shape) * bits // 8 > USUAL:
         return False
     own = default_strided(shape, bits)
@@ -348,9 +350,11 @@ def _slice_moves(avals_in: Any, **params: Any) -> bool:
     aval = avals_in[0]
     try:
         layout = default_strided(tuple(aval.shape), types.bit_width(aval.dtype))
-        return _slice_result(avals_in, [layout], **params) == [None]
+        goes = _slice_result(avals_in, [layout], **params) == [None]
     except InvalidValueError:
         return True
+    odd = any(extent & (extent - 1) for extent in aval.shape)
+    return goes or (odd and _row_is_less(tuple(aval.shape), types.bit_width(aval.dtype)))
 
 
 _slice_layout.result_layouts = _slice_result  # type: ignore[attr-defined]
