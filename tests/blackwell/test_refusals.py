@@ -161,6 +161,66 @@ def test_few_columns_of_bytes(semantics):
     assert "contiguous along n in b" in text and "a part of 24 columns" in text
 
 
+@pytest.mark.parametrize(("m", "n", "part"), [(128, 152, 152), (64, 112, 56)])
+def test_bytes_along_n_of_which_layouts_are_inferred(m, n, part):
+    dtype = jnp.float8_e4m3fn
+    scratch = [plgpu.SMEM((m, 64), dtype), plgpu.SMEM((64, n), dtype), plgpu.TMEM((m, n), F32)]
+    text = refusal(InvalidValueError, multiply, [*scratch, DONE], semantics=WARPGROUP)
+    assert line_of_multiply() in text and f"a part of {part} columns" in text
+    assert "a multiple of 16" in text and "plgpu.transpose_ref(b, (1, 0))" in text
+    assert "TilingTransform" not in text
+
+
+def test_memory_without_tiles_is_told_tiles_that_divide_it():
+    scratch = [A, plgpu.SMEM((64, 24), F16), plgpu.TMEM((128, 24), F32), DONE]
+    text = refusal(InvalidValueError, multiply, scratch)
+    assert "try: plgpu.SMEM(..., transforms=(plgpu.TilingTransform((8, 8)),))" in text
+    tiled = plgpu.SMEM((64, 24), F16, transforms=(plgpu.TilingTransform((8, 8)),))
+    kernel = plgpu.kernel(
+        multiply,
+        out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        scratch_types=[A, tiled, *scratch[2:]],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=LANE),
+    )
+    assert "tcgen05.mma" in pallasite.compile(kernel, target="sm_100a").ptx
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "what"),
+    [
+        ((128, 64), (32, 64), "plgpu.transpose_ref(b, (1, 0))"),
+        ((64, 128), (64, 32), "plgpu.transpose_ref(a, (1, 0))"),
+        ((64, 128), (32, 64), "plgpu.transpose_ref(a, (1, 0)) and plgpu.transpose_ref(b, (1, 0))"),
+        ((128, 64), (64, 40), None),
+    ],
+)
+def test_operands_that_would_fit_if_they_were_transposed(a, b, what):
+    scratch = [plgpu.SMEM(a, F16), plgpu.SMEM(b, F16), plgpu.TMEM((128, 32), F32), DONE]
+    text = refusal(InvalidValueError, multiply, scratch)
+    assert line_of_multiply() in text and "shapes do not fit together" in text
+    assert f"try: pass {what}" in text if what else "try:" not in text
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "words"),
+    [
+        (
+            lambda acc, a, b: plgpu.async_store_tmem(acc, 0.0),
+            InvalidValueError,
+            ["got: ref: (128, 64), value: ()", "expected: the same shape"],
+        ),
+        (
+            lambda acc, a, b: plgpu.tcgen05_mma(acc, a, b, accumulate="no"),
+            InvalidTypeError,
+            ["accumulate is not a boolean scalar", "got: 'no'", "expected: a bool"],
+        ),
+    ],
+)
+def test_values_that_are_no_arrays(use, error, words):
+    text = refusal(error, lambda o, a, b, acc: use(acc, a, b), [A, B, ACC])
+    assert all(word in text for word in words), text
+
+
 @BOTH
 def test_targets_that_lack_an_instruction(semantics):
     integers = [smem((128, 64), I8, 64), smem((64, 64), I8, 64), plgpu.TMEM((128, 64), I32), DONE]

@@ -159,7 +159,10 @@ def predicate(value: Any, what: str = "predicate") -> Any:
         return None
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    aval = _jax.typeof(value)
+    try:
+        aval = _jax.typeof(value)
+    except TypeError:  # Nothing that JAX knows.
+        aval = repr(value)
     if not isinstance(aval, _jax.ShapedArray) or aval.shape != () or aval.dtype != np.bool_:
         raise checks.type_error(
             f"{what} is not a boolean scalar", got=aval, expected="a bool or a bool[] array"

@@ -50,7 +50,8 @@ class MatmulConfig:
             raise InvalidValueError(
                 "MatmulConfig.tile_n does not fit the tensor core",
                 got=str(self.tile_n),
-                expected=f"a multiple of {unit}, at most 256",
+                expected=f"a multiple of {unit}, at most 256"
+                + (", with pair=True" if self.pair else ""),
             )
         if self.epilogue_n < 8 or self.tile_n % self.epilogue_n or self.epilogue_n % 8:
             raise InvalidValueError(
@@ -62,6 +63,7 @@ class MatmulConfig:
             raise InvalidValueError(
                 "MatmulConfig.stages and group are positive",
                 got=f"stages={self.stages}, group={self.group}",
+                expected="at least 1",
             )
 
     @property

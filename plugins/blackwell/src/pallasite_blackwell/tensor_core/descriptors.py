@@ -90,6 +90,8 @@ def plan_operand(
         transposed = fields is not None
     if fields is None or any(field % CHUNK for field in fields):
         raise _unreadable(layout, rows, depth, what)
+    if transposed:
+        _check_chunks(rows, bits, what)
     leading, stride = fields
     for name, field in (("leading", leading), ("stride", stride)):
         if not 0 <= field <= _FIELD:
@@ -191,6 +193,23 @@ def _fields_transposed(
     return found if swizzle != CHUNK else (found[1], found[0])
 
 
+def _check_chunks(rows: tuple[tuple[int, int], ...], bits: int, what: str) -> None:
+    """What is contiguous along m or n is read in whole chunks (PTX ISA, "Transpose and negate
+    operations" of ``tcgen05``)."""
+    along, stored = ("n", "(n, k)") if what == "b" else ("m", "(m, k)")
+    for _, size in rows:
+        if _bytes(size, bits) % CHUNK:
+            raise InvalidValueError(
+                f"elements of {bits} bits are contiguous along {along} in {what}, of too few"
+                f" {'columns' if what == 'b' else 'rows'}",
+                got=f"a part of {size} {'columns' if what == 'b' else 'rows'}",
+                expected=f"a multiple of {CHUNK * 8 // bits} in each part; with m=64, the parts are"
+                " the halves of n",
+                hint=f"store {what} as {stored}"
+                + (", and pass plgpu.transpose_ref(b, (1, 0))" if what == "b" else ""),
+            )
+
+
 def _unreadable(
     layout: MemoryLayout, rows: tuple[tuple[int, int], ...], depth: int, what: str
 ) -> InvalidValueError:
@@ -210,6 +229,8 @@ def _unreadable(
             hint=f"store {what} as {stored}"
             + (", and pass plgpu.transpose_ref(b, (1, 0))" if what == "b" else ""),
         )
+    if turned:
+        _check_chunks(rows, bits, what)
     run = layout.swizzle * 8 // bits
     cut = [start for start, _ in rows if start % run]
     if cut and layout.contiguous_run(0) == run:
@@ -222,16 +243,18 @@ def _unreadable(
     contiguous = max(range(2), key=shown.contiguous_run)
     extent = _bytes(shown.shape[contiguous], bits)
     least = CHUNK if turned else _bytes(depth, bits)
-    widths = [width for width in (128, 64, 32) if extent % width == 0 and width >= least]
-    width = widths[0] if widths else max(32, least)
-    tiling = (_GROUP, width * 8 // bits)
+    widths = [width for width in (128, 64, 32, CHUNK) if extent % width == 0 and width >= least]
+    hint = None
+    if widths:
+        hint = f"plgpu.TilingTransform({(_GROUP, widths[0] * 8 // bits)})"
+        hint += f", plgpu.SwizzleTransform({widths[0]})" if widths[0] > CHUNK else ","
+        hint = f"plgpu.SMEM(..., transforms=({hint}))"
     return InvalidValueError(
         f"the tensor core cannot read {what} from shared memory as it lies there",
         got=got,
         expected="tiles of 8 rows as wide as the swizzle, or of 16 bytes without swizzle; along k"
         f" a swizzle of at least the {_bytes(depth, bits)} bytes that an instruction reads",
-        hint=f"plgpu.SMEM(..., transforms=(plgpu.TilingTransform({tiling}),"
-        f" plgpu.SwizzleTransform({width})))",
+        hint=hint,
     )
 
 

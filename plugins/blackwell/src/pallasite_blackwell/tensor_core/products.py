@@ -91,6 +91,8 @@ def tcgen05_mma(
         raise checks.value_error(
             f"the shapes do not fit together as acc {whole} += a {stored} @ b (k, n)",
             got=f"acc {(m, n)}, a {tuple(a.shape)}, b {tuple(b.shape)}",
+            hint=_turn((m, n // blocks, depth_of_b), a.shape, b.shape, sparse=sparse)
+            or _turn((m, n // blocks, columns), a.shape, b.shape, sparse=sparse),
         )
     if (a_scale is None) != (b_scale is None):
         raise checks.value_error(
@@ -133,6 +135,17 @@ def tcgen05_mma(
         metadata,
         collective_axis=collective_axis,
     )
+
+
+def _turn(extents: tuple[int, int, int], a: Any, b: Any, *, sparse: bool) -> str | None:
+    """What to do if operands would fit products of (m, n, k) when they are transposed."""
+    m, n, k = extents
+    a_fits, b_fits = (m, k // (1 + sparse)), (k, n)
+    if tuple(a) not in (a_fits, a_fits[::-1]) or tuple(b) not in (b_fits, b_fits[::-1]):
+        return None
+    turned = [what for what, x, fits in (("a", a, a_fits), ("b", b, b_fits)) if tuple(x) != fits]
+    names = " and ".join(f"plgpu.transpose_ref({what}, (1, 0))" for what in turned)
+    return f"pass {names}" if turned else None
 
 
 def _block(a_scale: Any, b_scale: Any, depth: int) -> int:

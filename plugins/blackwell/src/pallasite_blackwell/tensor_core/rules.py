@@ -38,10 +38,6 @@ from pallasite_blackwell.tensor_memory.references import (
 
 rules = RuleSet()
 
-_BYTES_ALONG_N = 16
-"""Of what n is a multiple if elements of 8 bits of b are contiguous along it (PTX ISA, "Transpose
-and negate operations" of ``tcgen05``)."""
-
 _ALL = (Semantics.LANE, Semantics.WARP)
 _FEATURE = ("tcgen05",)
 
@@ -93,7 +89,7 @@ def _mma(
     else:
         operand = _left_in_tensor_memory(left, product)
     shared_right = shared_operand(right, plan.column_blocks, product.depth, "b")
-    _check_contiguous(product, operand, shared_right, plan)
+    _check_contiguous(product, operand, shared_right)
     if scales[0] is not None and scales[1] is not None:
         _check_scales(scales[0], scales[1], target.matrix, pair=pair)
     if sparse is not None:
@@ -155,18 +151,7 @@ def _left_in_tensor_memory(memory: TensorMemoryReference, product: Product) -> _
     return _InTensorMemory(memory)
 
 
-def _check_contiguous(
-    product: Product, left: _Left, right: SharedOperand, plan: ProductPlan
-) -> None:
-    if product.bits == 8 and right.plan.transposed:
-        for _, size in plan.column_blocks:
-            if size % _BYTES_ALONG_N:
-                raise InvalidValueError(
-                    "elements of 8 bits are contiguous along n in b, of too few columns",
-                    got=f"a part of {size} columns",
-                    expected=f"a multiple of {_BYTES_ALONG_N} in each block",
-                    hint="store b as (n, k), and pass plgpu.transpose_ref(b, (1, 0))",
-                )
+def _check_contiguous(product: Product, left: _Left, right: SharedOperand) -> None:
     if product.bits != 4:
         return
     turned = [("b", right.plan.transposed)]

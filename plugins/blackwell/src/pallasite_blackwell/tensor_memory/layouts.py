@@ -113,7 +113,8 @@ class TensorMemoryLayout:
         if rows % tile_rows or columns % tile_columns or not rows or not columns:
             raise checks.value_error(
                 f"a matrix of shape {tuple(shape)} does not fit {self}",
-                expected=f"multiples of {tile_rows} rows and {tile_columns} columns",
+                expected=f"multiples of {tile_rows} rows and {tile_columns} columns, at least one"
+                " of each",
             )
         if self.is_folded and rows != 64:
             raise checks.value_error(f"{self} is for 64 rows", got=f"shape {tuple(shape)}")
@@ -215,7 +216,9 @@ def inferred(shape: Sequence[int], *, collective: bool, packing: int) -> TensorM
     _packing(packing)
     if columns % packing:
         raise checks.value_error(
-            f"{columns} columns do not fill cells of {packing} elements", got=f"shape {shape}"
+            f"{columns} columns do not fill cells of {packing} elements",
+            got=f"shape {tuple(shape)}",
+            expected=f"a multiple of {packing} columns, or packed=False",
         )
     if rows == 64:
         return m64_collective(columns, packing) if collective else half_lane(columns, packing)

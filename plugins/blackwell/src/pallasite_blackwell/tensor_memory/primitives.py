@@ -128,8 +128,9 @@ def async_store_tmem(ref: Any, value: Any) -> None:
     _check_warpgroup("async_store_tmem")
     target = tensor_memory(ref, "ref")
     value = arguments.array(value, "value")
-    arguments.same_shape(target, "ref", value, "value")
-    arguments.same_dtype(target, "ref", value, "value")
+    aval = _jax.typeof(value)
+    arguments.same_shape(target, "ref", aval, "value")
+    arguments.same_dtype(target, "ref", aval, "value")
     arguments.bind(async_store_tmem_p, target, value)
 
 
