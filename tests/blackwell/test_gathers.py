@@ -76,6 +76,24 @@ def test_rows(count, columns, dtype, swizzle, semantics):
 
 
 @BOTH
+def test_rows_that_the_matrix_does_not_have(semantics):
+    """A gather fills them with zeros, a scatter does not write them."""
+    made, (x, _, _, start), _ = moved(8, 64, jnp.float32, semantics)
+    rows = np.array([3, 77, -1, 76, 1000, 0, -5, 2], np.int32)
+    places = np.arange(8, dtype=np.uint32)[::-1].copy()
+    expected = np.where((rows[:, None] >= 0) & (rows[:, None] < 77), np.asarray(x)[rows % 77], 0)
+    out = simulate(made, x, rows, places, start, sanitize=True).outputs[0]
+    np.testing.assert_array_equal(np.asarray(out)[places], expected[:, 16:80])
+    places[3] = 8
+    simulation = simulate(made, x, rows, places, start, sanitize=True)
+    assert ["never written" in str(finding) for finding in simulation.findings] == [True]
+    kept = np.delete(np.arange(8), 3)
+    np.testing.assert_array_equal(
+        np.asarray(simulation.outputs[0])[places[kept]], expected[kept, 16:80]
+    )
+
+
+@BOTH
 def test_refusals(semantics):
     with pytest.raises(PallasiteError) as caught:
         moved(16, 64, jnp.float32, semantics, target="sm_120a")

@@ -202,6 +202,23 @@ def test_operands_that_would_fit_if_they_were_transposed(a, b, what):
 
 
 @pytest.mark.parametrize(
+    ("meta", "dtype", "words"),
+    [
+        ("x", F16, ["metadata is no array", "got: 'x'", "an array of uint2"]),
+        (jnp.zeros((128, 32, 2), jnp.int8), F16, ["got: int8", "try: meta.astype(jnp.uint2)"]),
+        (jnp.zeros((128, 16, 4), U2), F16, ["got: (128, 16, 4)", "expected: (m, k / 4, 2)"]),
+        (jnp.zeros((128, 16, 4), U2), F4, ["got: (128, 16, 4)", "expected: (m, k / 8, 2)"]),
+        (jnp.zeros((128, 32, 2), U2), "half?", ["got: 'half?'", "expected: 4, 8 or 16 bits"]),
+    ],
+)
+def test_sparse_metadata_of_another_form(meta, dtype, words):
+    with pytest.raises(PallasiteError) as caught:
+        plgpu.format_tcgen05_sparse_metadata(meta, dtype)
+    text = str(caught.value)
+    assert "test_refusals.py:" in text and all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
     ("use", "error", "words"),
     [
         (

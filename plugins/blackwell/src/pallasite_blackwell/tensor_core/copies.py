@@ -338,7 +338,8 @@ def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> Any:
     Args:
       meta: (m, k / 4, 2) uint2: for each group of four elements along k the positions of the two
         that there are, in ascending order; m a multiple of 128, k of 128. For float4_e2m1fn,
-        (m, k / 8, 4): two pairs of positions of pairs of elements.
+        (m, k / 8, 2), k a multiple of 256: for each eight elements the positions of the two
+        pairs of neighbours.
       operand_dtype: of the operand, of 16, 8 or 4 bits.
 
     Returns:
@@ -351,17 +352,32 @@ def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> Any:
     """
     import jax.numpy as jnp
 
-    meta = jnp.asarray(meta)
+    try:
+        meta = jnp.asarray(meta)
+    except TypeError:
+        raise checks.type_error(
+            "metadata is no array", got=repr(meta), expected="an array of uint2"
+        ) from None
     if np.dtype(meta.dtype).name != "uint2":
-        raise checks.type_error("metadata is of another dtype", got=meta.dtype, expected="uint2")
-    bits = operand_bits(operand_dtype)
+        raise checks.type_error(
+            "metadata is of another dtype",
+            got=meta.dtype,
+            expected="uint2",
+            hint="meta.astype(jnp.uint2)",
+        )
+    try:
+        bits = operand_bits(operand_dtype)
+    except TypeError:
+        bits = None
     if bits not in (4, 8, 16):
         raise checks.type_error(
-            "sparse operands of this dtype", got=operand_dtype, expected="4, 8 or 16 bits"
+            "sparse operands of this dtype", got=repr(operand_dtype), expected="4, 8 or 16 bits"
         )
-    if meta.ndim != 3 or meta.shape[2] not in (2, 4):
+    if meta.ndim != 3 or meta.shape[2] != 2:
         raise checks.value_error(
-            "metadata is of another shape", got=tuple(meta.shape), expected="(m, k / 4, 2)"
+            "metadata is of another shape",
+            got=tuple(meta.shape),
+            expected=f"(m, k / {8 if bits == 4 else 4}, 2)",
         )
     rows, count = meta.shape[0], math.prod(meta.shape[1:])
     if rows % ROWS or count % 64:

@@ -106,7 +106,7 @@ class TensorMemoryLayout:
             raise checks.value_error(
                 f"{self} has cells of {self.packing} elements",
                 got=f"elements of {bits} bits",
-                expected=f"1 or {full} elements in a cell of {CELL_BITS} bits",
+                expected=f"elements of {CELL_BITS // self.packing} bits for this layout",
             )
         multiples = {Kind.SCALES: ROWS, Kind.SCALES_M64_COLLECTIVE: 2 * ROWS}
         tile_rows, tile_columns = self.tile(multiples.get(self.kind, rows))
