@@ -301,3 +301,47 @@ def test_nobody_ends_while_others_use_its_memory(method):
     with config.scoped(sanitize=True):
         found = on_each(several)
     np.testing.assert_allclose(found, on_each(reference), 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("method", ["one_step", "two_steps", "pipelined"])
+@pytest.mark.parametrize("axis", ["x", ("x", "y")])
+def test_reduced_arrays_do_not_vary(method, axis):
+    """Where ``jax.shard_map`` checks that: a data-parallel step, as with ``lax.psum``."""
+    axes = (axis,) if isinstance(axis, str) else axis
+    mesh, data = mesh_of(x=2, y=2), PartitionSpec(axes)
+    weights, x = numbers((7, 33), np.float32), numbers((4, 5, 7), np.float32)
+
+    def step(total, weights, x):
+        def loss(weights, x):
+            outputs = jnp.tanh(x @ weights)
+            return jnp.sum(total(jnp.sum(outputs, (0, 1)), axis) ** 2) + jnp.sum(weights)
+
+        value, (d_weights, d_x) = jax.value_and_grad(loss, (0, 1))(weights, x)
+        squares = jax.vmap(lambda row: total(row * row, axis), in_axes=1)(d_x[0])
+        alike = total(jax.lax.pcast(weights, axes, to="varying"), axis) + total(weights, axis)
+        return value, d_weights, d_x, squares, alike, total(weights[:0], axis)
+
+    def on_mesh(total):
+        replicated = PartitionSpec()
+        specs = (replicated, replicated, data, replicated, replicated, replicated)
+        program = functools.partial(step, total)
+        call = jax.shard_map(program, mesh=mesh, in_specs=(replicated, data), out_specs=specs)
+        return jax.jit(call)(weights, x)
+
+    def ours(value, axis):
+        return ops.all_reduce(value, axis_name=axis, method=method)
+
+    for found, expected in zip(on_mesh(ours), on_mesh(jax.lax.psum), strict=True):
+        np.testing.assert_allclose(found, expected, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.int4])
+def test_reductions_of_one_device_do_not_vary(dtype):
+    x = numbers((3, 5), dtype)
+    call = jax.shard_map(
+        lambda row: ops.all_reduce(row, axis_name="y", reduction="max"),
+        mesh=mesh_of(x=3, y=1),
+        in_specs=PartitionSpec(("x", "y")),
+        out_specs=PartitionSpec("x"),
+    )
+    np.testing.assert_array_equal(jax.jit(call)(x), x)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite.plugin.jax_internals import itemsize_bits
+from pallasite.plugin.jax_internals import itemsize_bits, match_varying_axes
 from pallasite_multigpu.ops import choice, kernels, tuning
 from pallasite_multigpu.ops.tiles import Tiles, split
 
@@ -145,7 +145,10 @@ def all_reduce(
         By default one of the first three, chosen by size.
       num_blocks, tile_size, vec_size: as for :func:`all_gather`.
 
-    The gradient of the reduction ``"add"`` is the sum of all devices' gradients.
+    Where ``jax.shard_map`` checks how arrays vary over the mesh (``check_vma``, its default), the
+    result does not vary over ``axis_name``, as that of ``lax.psum``. The gradient of the reduction
+    ``"add"`` is then the result's, on each device; without the check, it is the sum of all
+    devices' gradients.
 
     Returns:
       The same dtype and shape.
@@ -174,6 +177,7 @@ def all_reduce(
             lambda one, x: _all_reduce(x, axis_name, reduction, *one),
             *(reduction, method),
         )
+    x = _over(x, axis_name)
     if reduction == "add":
         return _sum(x, axis_name, chosen, plan)
     return _all_reduce(x, axis_name, reduction, chosen, plan)
@@ -226,6 +230,17 @@ def all_to_all(
 def _count(axis_name: Hashable) -> int:
     """Devices along an axis, or along several."""
     return int(jax.lax.axis_size(axis_name))
+
+
+def _checked(axis_name: Hashable) -> bool:
+    """Whether ``jax.shard_map`` checks over which axes arrays vary."""
+    return bool(jax.typeof(jax.lax.axis_index(axis_name)).manual_axis_type.varying)
+
+
+def _over(x: jax.Array, axis_name: Hashable) -> jax.Array:
+    """``x``, of a type that varies over the axis, where that is checked."""
+    varying: jax.Array = match_varying_axes(x, jax.lax.axis_index(axis_name))[0]
+    return varying
 
 
 def _array(x: Any) -> jax.Array:
@@ -408,7 +423,8 @@ def _all_reduce(
 ) -> jax.Array:
     count = _count(axis)
     if count == 1 or not x.size:
-        return x
+        # XLA leaves nothing of it: only the type changes, to one that does not vary over the axis.
+        return jax.lax.psum(_in_whole_bytes(x, 1), axis).astype(x.dtype) if _checked(axis) else x
     part = -(-x.size // count)
     if method == "one_step":
         tiles = plan.tiles(1, x.size)
@@ -443,6 +459,8 @@ def _sum_fwd(x: Any, axis: Any, method: Any, plan: Any) -> Any:
 
 
 def _sum_bwd(axis: Any, method: Any, plan: Any, _: Any, gradient: Any) -> Any:
+    if _checked(axis):
+        return (_over(gradient, axis),)  # Of the one result that all devices have.
     return (_sum(gradient, axis, method, plan),)
 
 

@@ -53,6 +53,14 @@ def accumulation_type(dtype: Any, reduction: str) -> Any:
     return jnp.dtype(jnp.float32) if narrow and reduction == "add" else jnp.dtype(dtype)
 
 
+def _of_all(x: jax.Array, axis: Hashable) -> jax.ShapeDtypeStruct:
+    """The type of a result as ``x``, which is the same on all devices along an axis."""
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    others = jax.typeof(x).manual_axis_type.varying - frozenset(axes)
+    kind = jax.sharding.ManualAxisType(varying=others)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=kind)
+
+
 def _kernel(
     body: Callable[..., None], out_type: Any, blocks: int, name: str, **options: Any
 ) -> Callable[..., jax.Array]:
@@ -232,7 +240,7 @@ def reduce_in_one_step(
 
         tiles.each(reduce)
 
-    out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    out_type = _of_all(x, axis)
     return _reading(body, axis, count, out_type, tiles.blocks, "all_reduce")(x)
 
 
@@ -260,7 +268,7 @@ def reduce_in_two_steps(
         tiles.each(reduce)
         announce(arrived, axis, own, count)
 
-    out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    out_type = _of_all(x, axis)
     scratch = [plgpu.SemaphoreType.REGULAR]
     # What is announced has been read before: nobody ends while another device reads.
     options: dict[str, Any] = {"compiler_params": plgpu.CompilerParams(exit_barrier=False)}
@@ -288,7 +296,7 @@ def reduce_by_multicast(
         tiles.each(reduce)
         announce(arrived, axis, own, count)
 
-    out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    out_type = _of_all(x, axis)
     scratch = [plgpu.SemaphoreType.REGULAR]
     return _kernel(body, out_type, tiles.blocks, "all_reduce", scratch_types=scratch)(x)
 
@@ -375,7 +383,7 @@ def reduce_by_writing(
 
         lax.cond(lax.axis_index("warpgroup") == 0, send, reduce)
 
-    array = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    array = _of_all(x, axis)
     kernel = _kernel(
         body,
         [array, array],
