@@ -163,7 +163,7 @@ def saturated(integers: jax.Array) -> jax.Array:
     return integers.astype(jnp.int32)
 
 
-def in_32_bits[**P, T](function: Callable[P, T], *, narrows: bool = True) -> Callable[P, T]:
+def in_32_bits[**P, T](function: Callable[P, T]) -> Callable[P, T]:
     """An operation, or a rule of its derivatives, that computes as without ``jax_enable_x64``.
 
     Kernels have indices of 32 bits, and intermediate results of 32 bits at most, whatever the
