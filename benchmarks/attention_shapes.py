@@ -6,18 +6,19 @@ window or several sequences packed into one; ``--seed`` is free to choose. ``ops
 a configuration is compared with ``jax.nn.dot_product_attention`` by cuDNN and with PyTorch's
 ``scaled_dot_product_attention`` or, with windows and packed sequences, the FlashAttention in it,
 whichever take the shape; results and gradients are compared with those in float32 before they are
-timed. Times are those of the kernels on the device.
+timed. Times are those of the kernels on the device, of contenders in random order. Several
+processes compile; one case at a time is measured.
 
     python benchmarks/attention_shapes.py --seed 1 --count 60 --json attention_shapes.json
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import random
-import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -283,15 +284,6 @@ def torch_call(case: Case, operands: Any, backward: bool) -> Callable[[], Any]:
     return call
 
 
-def milliseconds(framework: str, call: Callable[[], Any], repeats: int) -> float:
-    """The median of a call's kernels on the device."""
-    waits = timing.FRAMEWORKS[framework]
-    for _ in range(2):
-        waits.wait(call())
-    records, _ = timer().record(waits, lambda: [call() for _ in range(repeats)])
-    return statistics.median(timing.milliseconds_per_call(records, repeats))
-
-
 @functools.cache
 def timer() -> timing.CuptiTimer:
     """Of all contenders."""
@@ -328,9 +320,10 @@ class Task:
     repeats: int
 
 
-def measure(task: Task, alone: Any) -> Row:
-    """One row; everything is compiled before it has the GPU for itself."""
-    case, backward, repeats = task.case, task.backward, task.repeats
+def prepare(task: Task) -> Callable[[], Row]:
+    """Compiles everything; what it returns measures."""
+    case, backward = task.case, task.backward
+    start_torch()
     shape = (case.batch, case.length, case.heads, case.head_dim)
     kv = (case.batch, case.length, case.kv_heads, case.head_dim)
     shapes, dtype = (shape, kv, kv, shape), jnp.dtype(case.dtype)
@@ -356,30 +349,54 @@ def measure(task: Task, alone: Any) -> Row:
         rival_program = jax.jit(theirs).lower(*given).compile()
     except Exception:  # cuDNN has no kernel for the shape.
         rival_program = None
-    with alone:
-        q, k, v, d = draw_operands(key)
-        results = program(d, q, k, v) if backward else [program(q, k, v)]
-        errors = relative_errors(case, results, expected_program(q, k, v, d))
-        error = max(errors)
-        if not error < 1.5e-2:
-            raise ValueError(f"wrong result, relative errors {errors}")
-        del results
-        arrays = (d, q, k, v) if backward else (q, k, v)
-        time = milliseconds("jax", lambda: program(*arrays), repeats)
-        rival_time = torch_time = None
-        if rival_program is not None:
-            try:
-                rival_time = milliseconds("jax", lambda: rival_program(*arrays), repeats)
-            except Exception as failure:
-                print(f"cuDNN: {str(failure).partition(chr(10))[0][:120]}", flush=True)
+    return functools.partial(measure, task, draw_operands, program, expected_program, rival_program)
+
+
+def measure(task: Task, draw_operands: Any, program: Any, expected: Any, rival: Any) -> Row:
+    """One row, of compiled programs."""
+    case, backward = task.case, task.backward
+    q, k, v, d = draw_operands(jax.random.key(task.number))
+    results = program(d, q, k, v) if backward else [program(q, k, v)]
+    errors = relative_errors(case, results, expected(q, k, v, d))
+    error = max(errors)
+    if not error < 1.5e-2:
+        raise ValueError(f"wrong result, relative errors {errors}")
+    del results
+    arrays = (d, q, k, v) if backward else (q, k, v)
+    jax_framework, torch_framework = timing.FRAMEWORKS["jax"], timing.FRAMEWORKS["torch"]
+    calls = {"ours": (jax_framework, functools.partial(program, *arrays))}
+    if rival is not None:
         try:
-            call = torch_call(case, (q, k, v, d), backward)
-            torch_time = milliseconds("torch", call, repeats)
-            del call
-            torch_memory().empty_cache()
-        except (ImportError, RuntimeError, TypeError) as failure:
-            print(f"PyTorch: {str(failure).partition(chr(10))[0][:120]}", flush=True)
-    return Row(dataclasses.asdict(case), backward, time, rival_time, torch_time, error)
+            jax.block_until_ready(rival(*arrays))
+            calls["cudnn"] = (jax_framework, functools.partial(rival, *arrays))
+        except Exception as failure:
+            print(f"cuDNN: {str(failure).partition(chr(10))[0][:120]}", flush=True)
+    try:
+        call = torch_call(case, (q, k, v, d), backward)
+        torch_framework.wait(call())
+        calls["torch"] = (torch_framework, call)
+        del call
+    except (ImportError, RuntimeError, TypeError) as failure:
+        print(f"PyTorch: {str(failure).partition(chr(10))[0][:120]}", flush=True)
+    times = timing.interleaved(timer(), calls, task.repeats, random.Random(task.number))
+    if "torch" in calls:
+        calls.clear()
+        torch_memory().empty_cache()
+    return Row(
+        dataclasses.asdict(case),
+        backward,
+        times["ours"],
+        times.get("cudnn"),
+        times.get("torch"),
+        error,
+    )
+
+
+@functools.cache
+def start_torch() -> None:
+    """Imports PyTorch and makes its context, where there is one."""
+    with contextlib.suppress(ImportError, RuntimeError):
+        torch_memory().synchronize()
 
 
 def torch_memory() -> Any:
@@ -392,6 +409,7 @@ def torch_memory() -> Any:
 def main() -> int:
     """Measures, prints a table and writes JSON; 1 if a case failed."""
     parser = side_by_side.parser(__doc__.splitlines()[0], count=60)
+    side_by_side.hold_option(parser)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of cases")
     parser.add_argument("--backward", action="store_true", help="forward and gradients together")
@@ -419,9 +437,10 @@ def main() -> int:
         ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
         return f"{name(task)} {row.pallasite_ms:.4f} ms, {ratio}"
 
-    rows, failed = side_by_side.measured(
-        measure, tasks, arguments.processes, arguments.seconds, name=name, show=show
+    outcomes = side_by_side.prepared(
+        prepare, tasks, arguments.processes, arguments.seconds, arguments.hold
     )
+    rows, failed = side_by_side.collected(outcomes, name, show)
     harness.print_table(
         (
             "batch",

@@ -1,7 +1,8 @@
 """Cases that several processes prepare side by side, and measure one at a time.
 
 Compiling takes the most time of a benchmark of many cases. A case is a function of the item and of
-a lock, which it holds while it measures, and in which the others leave the GPU alone.
+a lock, which it holds while it measures, and in which the others leave the GPU alone; or it is
+prepared by one function, and measured by what that returns, perhaps much later.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import multiprocessing
+import os
+import pathlib
+import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -32,6 +36,15 @@ def parser(
         "--processes", type=int, default=processes, help="that compile side by side"
     )
     return result
+
+
+def hold_option(parser: argparse.ArgumentParser) -> None:
+    """The option of benchmarks whose cases are prepared before they are measured."""
+    parser.add_argument(
+        "--hold",
+        type=pathlib.Path,
+        help="until this file exists cases are compiled only; --seconds begin then",
+    )
 
 
 def results[Item, Result](
@@ -82,8 +95,54 @@ def measured[Item, Result](
       name: of an item, for the line about its failure.
       show: what is printed of a result as soon as it is there.
     """
+    return collected(results(case, items, processes, seconds), name, show)
+
+
+def prepared[Item, Result](
+    prepare: Callable[[Item], Callable[[], Result]],
+    items: Sequence[Item],
+    processes: int,
+    seconds: float | None = None,
+    hold: pathlib.Path | None = None,
+) -> Iterator[tuple[Item, Result | Exception]]:
+    """The results of cases, or what they raised, in the order in which they are there.
+
+    Args:
+      prepare: ``prepare(item)``, of a module that can be imported, returns what measures the item,
+        of which one runs at a time.
+      items: of the cases, which are prepared in this order.
+      processes: how many work at a time.
+      seconds: no further case begins after them; so there may be fewer results than items.
+      hold: nothing is measured before this file exists, which is when ``seconds`` begin.
+    """
+    context = multiprocessing.get_context("spawn")
+    done, lock, next_item = context.Queue(), context.Lock(), context.Value("i", 0)
+    arguments = (prepare, items, next_item, done, lock, seconds, hold)
+    workers = [
+        context.Process(target=_work, args=arguments, daemon=True)
+        for _ in range(min(processes, len(items)))
+    ]
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers) or not done.empty():
+        try:
+            number, result = done.get(timeout=0.2)
+        except queue.Empty:
+            continue
+        yield items[number], result
+    for worker in workers:
+        if worker.exitcode:
+            print(f"a process ended with exit code {worker.exitcode}", flush=True)
+
+
+def collected[Item, Result](
+    outcomes: Iterator[tuple[Item, Result | Exception]],
+    name: Callable[[Item], str] = str,
+    show: Callable[[Item, Result], str] | None = None,
+) -> tuple[list[Result], int]:
+    """The results among outcomes, and how many failed, each with a line printed."""
     rows, failed = [], 0
-    for item, row in results(case, items, processes, seconds):
+    for item, row in outcomes:
         if isinstance(row, Exception):
             failed += 1
             print(f"{name(item)} failed: {str(row)[:300]}", flush=True)
@@ -103,3 +162,45 @@ def _run(case: Callable[[Any, Any], Any], item: Any, end: float | None) -> Any:
     if end is not None and time.monotonic() > end:
         return None
     return case(item, _lock)
+
+
+def _work(
+    prepare: Callable[[Any], Callable[[], Any]],
+    items: Sequence[Any],
+    next_item: Any,
+    done: Any,
+    lock: Any,
+    seconds: float | None,
+    hold: pathlib.Path | None,
+) -> None:
+    """Prepares items, and measures those that are ready as soon as that may be done."""
+    parent, begin = os.getppid(), None
+    ready: list[tuple[int, Callable[[], Any]]] = []
+    left = True
+    while (left or ready) and os.getppid() == parent:
+        if begin is None and (hold is None or hold.exists()):
+            begin = time.monotonic()
+        if begin is not None and seconds is not None and time.monotonic() > begin + seconds:
+            break
+        if begin is not None and ready:
+            number, measure = ready.pop(0)
+            try:
+                with lock:
+                    outcome = measure()
+            except Exception as error:
+                outcome = RuntimeError(f"{type(error).__name__}: {error}")
+            done.put((number, outcome))
+            continue
+        with next_item.get_lock():
+            number, left = next_item.value, next_item.value < len(items)
+            next_item.value += left
+        if not left:
+            time.sleep(0.02)
+            continue
+        try:
+            ready.append((number, prepare(items[number])))
+        except Exception as error:
+            done.put((number, RuntimeError(f"{type(error).__name__}: {error}")))
+    done.close()
+    done.join_thread()
+    os._exit(0)  # What CUDA and PyTorch do at an exit takes seconds.

@@ -13,6 +13,7 @@ import collections
 import dataclasses
 import functools
 import math
+import random
 import statistics
 import sys
 import time
@@ -298,6 +299,76 @@ class Filler:
     repeats: int
     names: list[str]
     latency: float
+
+
+def interleaved(
+    timer: CuptiTimer,
+    calls: dict[str, tuple[Framework, Callable[[], Any]]],
+    repeats: int,
+    dice: random.Random,
+    rounds: int = 2,
+) -> dict[str, float]:
+    """The medians of calls' kernels in milliseconds, by name.
+
+    In each round every contender has its turn, in random order: one call that does not count, and
+    its share of the repeats one after the other.
+
+    Args:
+      timer: what records kernels.
+      calls: a framework and a call of each contender.
+      repeats: calls of each that count.
+      dice: for the orders.
+      rounds: in which all have a turn.
+    """
+    jax_framework = FRAMEWORKS["jax"]
+    mark, name = _marker(timer)
+    count = -(-repeats // rounds)
+    order = [one for _ in range(rounds) for one in dice.sample(list(calls), len(calls))]
+
+    def turn(one: str) -> None:
+        framework, call = calls[one]
+        for _ in range(count + 1):
+            framework.wait(call())
+
+    def launch() -> None:
+        for one in order:
+            jax_framework.wait(mark())
+            turn(one)
+
+    records, _ = timer.record(jax_framework, launch)
+    parts: list[Records] = []
+    for record in records:
+        if record[0] == name:
+            parts.append([])
+        elif parts:
+            parts[-1].append(record)
+    kernels = {
+        one: {len(p) for n, p in zip(order, parts, strict=False) if n == one} for one in calls
+    }
+    whole = all(len(k) == 1 and min(k) % (count + 1) == 0 < min(k) for k in kernels.values())
+    if len(parts) != len(order) or not whole:  # Records of several streams need not be in order.
+        parts = []
+        for one in order:
+            found, _ = timer.record(calls[one][0], functools.partial(turn, one))
+            parts.append([record for record in found if record[0] != name])
+    times: dict[str, list[float]] = {one: [] for one in calls}
+    for one, part in zip(order, parts, strict=True):
+        each = milliseconds_per_call(part, count + 1)
+        times[one] += each[1:] or each
+    return {one: statistics.median(found) for one, found in times.items()}
+
+
+@functools.cache
+def _marker(timer: CuptiTimer) -> tuple[Callable[[], Any], str]:
+    """A small kernel that nothing else has, and its name."""
+    x = jnp.full((7,), 3.0, jnp.float32)
+    program = jax.jit(jnp.cbrt)
+    jax.block_until_ready(program(x))
+    records, _ = timer.record(FRAMEWORKS["jax"], lambda: program(x))
+    names = {name for name, _ in records}
+    if len(names) != 1:
+        raise MeasurementError(f"CUPTI recorded {sorted(names)} of one kernel")
+    return lambda: program(x), names.pop()
 
 
 def total(records: Records) -> float:

@@ -1,5 +1,7 @@
 """Timing: what CUPTI recorded becomes the time of each call, whatever fills the queue before."""
 
+import random
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -165,3 +167,31 @@ def test_timer_without_a_gpu():
     if jax.default_backend() != "gpu":
         assert isinstance(timing.make_timer("auto"), timing.ClockTimer)
         assert timing.reference_options() == {}
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["in order", "mixed up"])
+def test_contenders_have_turns_in_random_order(monkeypatch: pytest.MonkeyPatch, in_order: bool):
+    recorder = Recorder()
+    timer = timing.CuptiTimer(recorder, clock=lambda: recorder.seconds)
+    mark = (lambda: recorder.run(("mark", 0.1))), "mark"
+    monkeypatch.setattr(timing, "_marker", lambda timer: mark)
+    monkeypatch.setitem(timing.FRAMEWORKS, "jax", FakeFramework(recorder))
+    ran: list[str] = []
+
+    def call(name: str, kernels: int) -> None:
+        ran.append(name)
+        first = 5.0 if len(ran) < 2 or ran[-2] != name else 1.0
+        for _ in range(kernels):
+            recorder.run((name, first))
+        if not in_order and len(ran) == 3:
+            recorder.records.insert(0, recorder.records.pop())
+
+    calls = {
+        name: (FakeFramework(recorder), lambda name=name, kernels=kernels: call(name, kernels))
+        for name, kernels in (("one", 1), ("two", 2), ("three", 3))
+    }
+    times = timing.interleaved(timer, calls, 4, random.Random(1))
+    # The first call of a turn does not count.
+    assert times == {"one": 1.0, "two": 2.0, "three": 3.0}
+    turns = [name for name, before in zip(ran, ["", *ran], strict=False) if name != before]
+    assert sorted(turns[:3]) == sorted(calls) and len(ran) >= 18
