@@ -90,5 +90,18 @@ def draw(seed: int, count: int, most_flops: float = math.inf) -> list[tuple[int,
     return shapes
 
 
+def draw_few_tiles(seed: int, count: int) -> list[tuple[int, int, int]]:
+    """A sample of shapes of so few tiles that one or two rounds of them do not fill a GPU; n and k
+    are multiples of 64."""
+    generator = np.random.default_rng(seed)
+    shapes = []
+    while len(shapes) < count:
+        m = _log_uniform(generator, 128, 8192)
+        n, k = (_log_uniform(generator, low, 8192) // 64 * 64 for low in (256, 1024))
+        if 16 <= -(-m // 128) * -(-n // 128) <= 264:
+            shapes.append((m, n, k))
+    return shapes
+
+
 def _log_uniform(generator: np.random.Generator, low: int, high: int) -> int:
     return int(np.exp(generator.uniform(math.log(low), math.log(high + 1))))

@@ -1,89 +1,143 @@
 """GEMMs of many shapes, drawn by a seed, against XLA and PyTorch (cuBLAS, cuBLASLt).
 
-The shapes are those of ``gemm_shapes.py``. Ours runs without options, or tuned with ``--tune``.
-Contenders of a row are checked and timed in the same run; docs/benchmarks.md says how.
+The shapes are those of ``gemm_shapes.py``; ``gemm_times.py`` measures them. Ours runs without
+options, and tuned: with the fastest of the ``--tune`` best configurations by the estimate, which
+other calls choose than those whose times count.
 
-    python benchmarks/shapes.py --seed 7 --count 200 --rounds 3 --json shapes.json
+    python benchmarks/shapes.py --seed 7 --count 200 --json shapes.json
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import contest_tables
 import gemm_shapes
+import gemm_times
 import harness
-import matmul
-import program
-import rates
-from contest import RowResult
+import side_by_side
+from gemm_times import Case, Times
 
-RIVALS = ("xla", "torch")
+from pallasite_hopper.ops.dense import choice
+
 MOST_FLOPS = 4e12
 """Larger products, whose rate does not depend on the shape, are left out."""
 
 LIMITS = (0.97, 0.90)
 """How many rows are below these is counted."""
 
-WORST = 20
+WORST = 25
 """So many of them are listed."""
 
 
-def print_table(rows: list[RowResult], facts: dict[str, Any]) -> dict[str, Any]:
-    """Prints the worst rows; returns the geometric mean and how many are below the limits."""
-    ratios = {row.name: ratio for row in rows if (ratio := row.ratio()) is not None}
-    listed = sorted((row for row in rows if row.name in ratios), key=lambda r: ratios[r.name])
-    names = ("ours", *RIVALS)
-    print(f"microseconds; the {WORST} worst of {len(ratios)}")
-    harness.print_table(
-        ("row (M x N x K)", *names, "ours / best rival"),
-        [
-            (row.name, *contest_tables.microseconds(row, names), f"{ratios[row.name]:.3f}")
-            for row in listed[:WORST]
-        ],
-    )
-    mean = harness.geometric_mean(ratios.values())
-    below = {str(limit): sum(r < limit for r in ratios.values()) for limit in LIMITS}
-    print(
-        f"\nours / best rival, geometric mean of {len(ratios)}: {contest_tables.ratio_text(mean)}"
-    )
-    print(", ".join(f"below {limit}: {count}" for limit, count in below.items()))
-    return {"geometric_mean": mean, "rows": len(ratios), "below": below}
-
-
-def benchmark(arguments: argparse.Namespace) -> program.Benchmark:
-    """What this program measures."""
-    group = matmul.FP8 if arguments.dtype == "fp8" else matmul.SQUARE
-    count = 2 if arguments.rehearse else arguments.count
-    most = 1e8 if arguments.rehearse else MOST_FLOPS
-    shapes = gemm_shapes.draw(arguments.seed, count, most)
-    if group == matmul.FP8:  # The rivals take whole vectors of 16 elements only.
+def drawn(seed: int, count: int, dtype: str) -> list[gemm_times.Shape]:
+    """The sample."""
+    shapes = gemm_shapes.draw(seed, count, MOST_FLOPS)
+    if dtype == "fp8":  # The rivals take whole vectors of 16 elements only.
         shapes = [(m, -(-n // 16) * 16, -(-k // 16) * 16) for m, n, k in shapes]
-    rows = [matmul.make_row(group, shape) for shape in dict.fromkeys(shapes)]
-    return program.Benchmark(
-        name="shapes",
-        script=__file__,
-        rows={row.name: row for row in rows},
-        quick=[row.name for row in rows[:20]],
-        contenders=lambda row: [
-            one for one in matmul.contenders(row, arguments) if one.name in ("ours", *RIVALS)
+    return list(dict.fromkeys(shapes))
+
+
+def case(shape: gemm_times.Shape, dtype: str, tune: int) -> Case:
+    """What is measured of a shape: without options, and so many configurations."""
+    plain = Case(shape, dtype, (None,))
+    m, n, k = shape
+    if not tune or n % 8 or k % 8:  # Others are copied first, or have kernels without a choice.
+        return plain
+    sizes = plain.sizes
+    options = {"transpose_a": sizes.transpose_a, "transpose_b": sizes.transpose_b}
+    left, _ = plain.operands
+    listed = choice.matmul_configs(m, n, k, left.dtype, "bfloat16", **options)
+    return Case(shape, dtype, (None, *listed[1 : tune + 1]))
+
+
+def summary(rows: Sequence[Times], of: Callable[[Times], float]) -> dict[str, float | int | None]:
+    """The geometric mean of the rivals' times over ours, and how many are below the limits."""
+    ratios = [row.rival / of(row) for row in rows]
+    below = {f"below {limit}": sum(one < limit for one in ratios) for limit in LIMITS}
+    return {"shapes": len(rows), "geometric mean": harness.geometric_mean(ratios), **below}
+
+
+def print_table(rows: Sequence[Times]) -> dict[str, dict[str, float | int | None]]:
+    """Prints the worst rows and the summaries, which it returns."""
+    print(f"microseconds; the {WORST} worst of {len(rows)}")
+    harness.print_table(
+        ("M x N x K", "without options", "tuned", "rival", "ratio", "tuned", "its kernels"),
+        [
+            (
+                "x".join(map(str, row.shape)),
+                *(f"{one:.1f}" for one in (row.default, row.tuned, row.rival)),
+                row.rival / row.default,
+                row.rival / row.tuned,
+                gemm_times.ways(row.rival_names),
+            )
+            for row in sorted(rows, key=lambda row: row.rival / row.default)[:WORST]
         ],
-        kernels={},
-        facts=lambda timer: rates.copy(timer, arguments.rehearse),
-        print_table=print_table,
     )
+    found = {
+        "without options": summary(rows, lambda row: row.default),
+        "tuned": summary(rows, lambda row: row.tuned),
+    }
+    for name, one in found.items():
+        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in one.items()))
+    return found
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measures, prints the table and writes JSON; 1 if one of ours failed."""
-    parser = program.parser(__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--count", type=int, default=200, help="shapes")
+    """Measures, prints the table and writes JSON; 1 if a shape failed."""
+    parser = side_by_side.parser(__doc__.splitlines()[0], count=200, processes=12)
     parser.add_argument("--dtype", choices=["bf16", "fp8"], default="bf16")
-    return program.main(benchmark, parser, argv)
+    parser.add_argument("--tune", type=int, default=8, help="configurations besides; 0 for none")
+    parser.add_argument("--prepare", action="store_true", help="only compile, into the cache")
+    arguments = parser.parse_args(argv)
+    shapes = drawn(arguments.seed, arguments.count, arguments.dtype)
+    cases = [case(shape, arguments.dtype, arguments.tune) for shape in shapes]
+    return run(cases, arguments, "shapes", print_table)
+
+
+def run(
+    cases: Sequence[Case],
+    arguments: argparse.Namespace,
+    name: str,
+    table: Callable[[Sequence[Times]], object],
+) -> int:
+    """Measures cases, or compiles them only; 1 if one failed."""
+    if arguments.prepare:
+        _, failed = side_by_side.measured(
+            gemm_times.prepare, cases, arguments.processes, arguments.seconds
+        )
+        return 1 if failed else 0
+    print(harness.machine(), flush=True)
+    rows: list[Times] = []
+
+    def show(case: Case, row: Times) -> str:
+        rows.append(row)
+        if len(rows) % 10 == 0:
+            write()
+        return (
+            f"{row.shape}: {row.rival:.1f} / {row.default:.1f} = {row.rival / row.default:.3f}, "
+            f"tuned {row.rival / row.tuned:.3f}, seconds {row.seconds} {' '.join(row.failed)}"
+        )
+
+    def write(**more: object) -> None:
+        configurations = {str(case.shape): case.configurations for case in cases}
+        described = [
+            {"configurations": list(map(gemm_times.described, configurations[str(row.shape)]))}
+            for row in rows
+        ]
+        harness.write_json(arguments.json, name, gemm_times.joined(rows, described), **more)
+
+    _, failed = side_by_side.measured(
+        gemm_times.measure,
+        cases,
+        arguments.processes,
+        arguments.seconds,
+        name=lambda case: str(case.shape),
+        show=show,
+    )
+    write(summary=table(rows) if rows else None)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import gemm_shapes
 import pytest
 import shapes
-from contest import Result, RowResult
+from gemm_times import Times
 
 
 def test_a_seed_says_which_shapes():
@@ -20,15 +20,19 @@ def test_a_seed_says_which_shapes():
 def test_table(capsys: pytest.CaptureFixture[str]):
     """The worst come first; rows below the limits are counted."""
 
-    def row(name: str, ours: float, rival: float) -> RowResult:
-        def result(who: str, milliseconds: float) -> Result:
-            return Result(who, "one", milliseconds, [milliseconds], [milliseconds], {})
+    def row(m: int, ours: float, rival: float) -> Times:
+        return Times((m, 1, 1), "bf16", [rival] * 4, [], {"xla": ["k"]}, [[ours] * 4], [], [])
 
-        return RowResult(name, "bf16 square", 1, 1, [result("ours", ours), result("xla", rival)])
-
-    rows = [row("bf16_1x1x1", 1.0, 2.0), row("bf16_2x2x2", 1.0, 0.95), row("bf16_3x3x3", 2.0, 1.0)]
-    summary = shapes.print_table(rows, {})
-    assert summary["below"] == {"0.97": 2, "0.9": 1}
-    assert summary["geometric_mean"] == pytest.approx((2 * 0.95 * 0.5) ** (1 / 3))
+    found = shapes.print_table([row(1, 1.0, 2.0), row(2, 1.0, 0.95), row(3, 2.0, 1.0)])
+    summary = found["without options"]
+    assert (summary["below 0.97"], summary["below 0.9"]) == (2, 1)
+    assert summary["geometric mean"] == pytest.approx((2 * 0.95 * 0.5) ** (1 / 3))
     text = capsys.readouterr().out
-    assert text.index("bf16_3x3x3") < text.index("bf16_2x2x2") < text.index("bf16_1x1x1")
+    assert text.index("3x1x1") < text.index("2x1x1") < text.index("1x1x1")
+
+
+def test_few_tiles():
+    """They are few, and k is long."""
+    drawn = gemm_shapes.draw_few_tiles(5, 40)
+    assert drawn == gemm_shapes.draw_few_tiles(5, 40) != gemm_shapes.draw_few_tiles(6, 40)
+    assert all(-(-m // 128) * -(-n // 128) <= 264 and k >= 1024 for m, n, k in drawn)

@@ -1,0 +1,350 @@
+"""Times of GEMMs side by side: ours with any configurations, XLA's, PyTorch's.
+
+Programs are compiled before, by several processes (``side_by_side.py``); one process at a time
+measures a shape. Calls come in random order, each after a large array was read, so that the L2
+cache has nothing of the operands; times are those of the kernels, by CUPTI. Every result is
+compared with a product in float32 of the same operands before it is timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import timing
+from jax import lax
+
+from pallasite_hopper.ops import MatmulConfig, matmul
+from pallasite_hopper.ops.dense.cost import Sizes
+
+READ_BETWEEN = 40 << 20
+"""Numbers of float32."""
+HALVES, CALLS = 2, 5
+"""What is chosen by the times of the first half has those of the second one."""
+WARM_UP = 40
+"""Reads of the large array before the first call that counts."""
+
+READS = 4
+"""Of it, the last of which says what a read looks like."""
+
+LIMITS = {"bf16": 8e-3, "fp8": 2e-2}
+"""Largest error that is right, relative, in the Euclidean norm; sums of products of float8 lose
+bits in the tensor cores."""
+
+CUBLAS_ONLY = {"xla_gpu_enable_triton_gemm": False}
+"""Options of XLA's compiler that save the search among kernels of its own."""
+
+Shape = tuple[int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is measured of a shape.
+
+    Attributes:
+      shape: (m, n, k).
+      dtype: ``"bf16"``; or ``"fp8"``, whose right operand is given as (n, k).
+      configurations: of ours; None is what is chosen without options.
+      search: whether XLA searches among all of its kernels, which takes seconds.
+    """
+
+    shape: Shape
+    dtype: str
+    configurations: tuple[MatmulConfig | None, ...]
+    search: bool = True
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the estimate takes."""
+        fp8 = self.dtype == "fp8"
+        return Sizes(*self.shape, 1 if fp8 else 2, 2, transpose_b=fp8)
+
+    @property
+    def operands(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """Types of both."""
+        m, n, k = self.shape
+        if self.dtype == "fp8":
+            e4m3 = jnp.float8_e4m3fn
+            return jax.ShapeDtypeStruct((m, k), e4m3), jax.ShapeDtypeStruct((n, k), e4m3)
+        return jax.ShapeDtypeStruct((m, k), jnp.bfloat16), jax.ShapeDtypeStruct(
+            (k, n), jnp.bfloat16
+        )
+
+    def product(self, config: MatmulConfig | None) -> Callable[..., Any]:
+        """Ours."""
+        options: dict[str, Any] = {} if config is None else {"config": config}
+        if self.dtype == "fp8":
+            options |= {"out_dtype": jnp.bfloat16, "transpose_b": True}
+        return lambda a, b: matmul(a, b, **options)
+
+
+@dataclasses.dataclass
+class Times:
+    """What was measured of a shape.
+
+    Attributes:
+      xla, torch: microseconds of the fastest way to write it, of each call; empty if there is none.
+      names: of the kernels of both.
+      ours: the same of each configuration, in the order of the case; empty if it failed.
+      failed: what some configurations raised.
+      seconds: for compiling ours, for compiling XLA's, for measuring.
+    """
+
+    shape: Shape
+    dtype: str
+    xla: list[float]
+    torch: list[float]
+    names: dict[str, list[str]]
+    ours: list[list[float]]
+    failed: list[str]
+    seconds: list[float]
+
+    @property
+    def rival(self) -> float:
+        """The median of the faster one."""
+        return min(statistics.median(one) for one in (self.xla, self.torch) if one)
+
+    @property
+    def default(self) -> float:
+        """The median of the first configuration."""
+        return statistics.median(self.ours[0])
+
+    @property
+    def tuned(self) -> float:
+        """The median of that which was the fastest in the first half of the calls, in the second
+        half."""
+        half = len(self.ours[0]) // 2
+        found = [one for one in self.ours if one]
+        return statistics.median(min(found, key=lambda x: statistics.median(x[:half]))[half:])
+
+    @property
+    def best(self) -> float:
+        """The least median."""
+        return min(statistics.median(one) for one in self.ours if one)
+
+    @property
+    def rival_names(self) -> list[str]:
+        """The kernels of the faster rival."""
+        by_torch = not self.xla or (self.torch and statistics.median(self.torch) == self.rival)
+        return self.names["torch" if by_torch else "xla"]
+
+
+def described(config: MatmulConfig | None) -> dict[str, Any]:
+    """What differs from the fields' defaults."""
+    if config is None:
+        return {}
+    values = {one.name: getattr(config, one.name) for one in dataclasses.fields(config)}
+    usual = {one.name: one.default for one in dataclasses.fields(config)}
+    changed = {name: value for name, value in values.items() if value != usual[name]}
+    return {n: described(v) if isinstance(v, MatmulConfig) else v for n, v in changed.items()}
+
+
+def joined(rows: Sequence[Times], more: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with further entries."""
+    return [dataclasses.asdict(row) | one for row, one in zip(rows, more, strict=True)]
+
+
+def lower(case: Case) -> None:
+    """Compiles our kernels into the cache, and no more."""
+    for config in case.configurations:
+        with contextlib.suppress(Exception):
+            jax.jit(case.product(config)).lower(*case.operands)
+
+
+def prepare(case: Case, alone: Any) -> float:
+    """The same as a case of ``side_by_side.py``; the seconds that it took."""
+    del alone
+    begin = time.monotonic()
+    lower(case)
+    return time.monotonic() - begin
+
+
+def measure(case: Case, alone: Any) -> Times:
+    """One shape."""
+    begin = time.monotonic()
+    left, right = case.operands
+    programs: dict[Any, Any] = {}
+    failed = []
+
+    def compiled(index: int) -> None:
+        config = case.configurations[index]
+        try:
+            lowered = jax.jit(case.product(config)).lower(left, right)
+            programs[index] = lowered.compile()
+        except Exception as error:
+            failed.append(f"{config}: {str(error)[:200]}")
+
+    m, n, k = case.shape
+    by_xla = n % 8 or k % 8  # It may choose XLA's, which measures when it is compiled.
+    places = range(len(case.configurations))
+    for index in () if by_xla else places:
+        compiled(index)
+
+    def draw(key: Any) -> Any:
+        both = zip(jax.random.split(key), (left, right), strict=True)
+        return [jax.random.normal(i, x.shape, jnp.bfloat16).astype(x.dtype) for i, x in both]
+
+    def error(a: Any, b: Any, got: Any) -> Any:
+        wanted = _dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), case.dtype, jnp.float32)
+        return jnp.linalg.norm(got.astype(jnp.float32) - wanted) / jnp.linalg.norm(wanted)
+
+    out = jax.ShapeDtypeStruct((m, n), jnp.bfloat16)
+    error_of = jax.jit(error, **timing.reference_options()).lower(left, right, out).compile()
+    drawn = jax.jit(draw).lower(jax.random.key(0)).compile()
+    between = jax.ShapeDtypeStruct((READ_BETWEEN,), jnp.float32)
+    clear = jax.jit(read).lower(between).compile()
+    seconds = [time.monotonic() - begin]
+    with alone:
+        begin = time.monotonic()
+        for index in places if by_xla else ():
+            compiled(index)
+        for number, function in enumerate(_by_xla(case.dtype)):
+            on_gpu = jax.default_backend() == "gpu"
+            options = {} if case.search or not on_gpu else CUBLAS_ONLY
+            xla = jax.jit(function, compiler_options=options)
+            with contextlib.suppress(Exception):
+                programs["xla", number] = xla.lower(left, right).compile()
+        seconds.append(time.monotonic() - begin)
+        begin = time.monotonic()
+        from jax.experimental.mosaic.gpu import profiler
+
+        timer = timing.CuptiTimer(profiler.mosaic_gpu_lib._mosaic_gpu_ext)
+        a, b = drawn(jax.random.key(m + n))
+        large = jnp.zeros(between.shape, between.dtype)
+        for name, program in programs.items():
+            worst = float(error_of(a, b, program(a, b)))
+            if not worst < LIMITS[case.dtype]:
+                raise ValueError(f"wrong result of {name} at {case.shape}, relative error {worst}")
+        found, kernels = in_random_order(
+            timer,
+            "jax",
+            lambda: clear(large),
+            {name: lambda run=run: run(a, b) for name, run in programs.items()},
+            m + n + k,
+        )
+        rivals = {name: one for name, one in found.items() if name not in places}
+        fastest = min(rivals, key=lambda name: statistics.median(rivals[name]), default=None)
+        names = {"xla": kernels[fastest]} if rivals else {}
+        other, names["torch"] = _by_torch(timer, case.dtype, a, b)
+        seconds.append(time.monotonic() - begin)
+    return Times(
+        case.shape,
+        case.dtype,
+        rivals[fastest] if rivals else [],
+        other,
+        names,
+        [found.get(index, []) for index in places],
+        failed,
+        [round(one, 2) for one in seconds],
+    )
+
+
+def read(array: Any) -> Any:
+    """Something that reads all of an array."""
+    return array.max()
+
+
+def in_random_order(
+    timer: timing.CuptiTimer,
+    framework: str,
+    clear: Callable[[], Any],
+    calls: dict[Any, Callable[[], Any]],
+    seed: int,
+) -> tuple[dict[Any, list[float]], dict[Any, list[str]]]:
+    """Microseconds of the calls of each program, those of a half after those of the other; and the
+    names of its kernels."""
+    waits = timing.FRAMEWORKS[framework]
+    marks, _ = timer.record(waits, lambda: [clear() for _ in range(READS)][-1])
+    mark = marks[-len(marks) // READS :] if len(marks) % READS == 0 else []
+    if not mark:
+        raise timing.MeasurementError(f"{READS} reads of an array had {len(marks)} kernels")
+    times: dict[Any, list[float]] = {name: [] for name in calls}
+    names: dict[Any, list[str]] = {}
+    generator = random.Random(seed)
+
+    def all_of(order: Sequence[Any]) -> Any:
+        for _ in range(WARM_UP):
+            last = clear()
+        for name in order:
+            clear()
+            last = calls[name]()
+        return last
+
+    for _ in range(HALVES):
+        order = list(calls) * CALLS
+        generator.shuffle(order)
+        records, _ = timer.record(waits, lambda order=order: all_of(order))
+        each = split(records, mark)[WARM_UP - 1 :]
+        if len(each) != len(order) + 1:
+            raise timing.MeasurementError(f"{len(each)} calls of {len(order)} were recorded")
+        for name, kernels in zip(order, each[1:], strict=True):
+            times[name].append(round(timing.total(kernels) * 1e3, 3))
+            names[name] = [kernel for kernel, _ in kernels]
+    return times, names
+
+
+def split(records: timing.Records, mark: timing.Records) -> list[timing.Records]:
+    """What follows each occurrence of kernels of the same names that take about as long."""
+    names, marks = [name for name, _ in records], [name for name, _ in mark]
+    width, least = len(mark), timing.total(mark) / 3
+    places = [
+        i
+        for i in range(len(names))
+        if names[i : i + width] == marks and timing.total(records[i : i + width]) > least
+    ]
+    ends = [*places[1:], len(records)]
+    return [records[i + width : end] for i, end in zip(places, ends, strict=True)]
+
+
+def _dot(a: Any, b: Any, dtype: str, result: Any) -> Any:
+    contracted = ((1,), (1 if dtype == "fp8" else 0,))
+    return lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=result)
+
+
+def _by_xla(dtype: str) -> list[Callable[[Any, Any], Any]]:
+    """Ways to write the product; of float8, XLA may make one call of cuBLASLt of some."""
+    if dtype == "bf16":
+        return [lambda a, b: a @ b]
+
+    def converted(a: Any, b: Any) -> Any:
+        return _dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), dtype, jnp.bfloat16)
+
+    return [lambda a, b: _dot(a, b, dtype, jnp.bfloat16), converted]
+
+
+def _by_torch(
+    timer: timing.CuptiTimer, dtype: str, left: Any, right: Any
+) -> tuple[list[float], list[str]]:
+    """Microseconds of PyTorch's calls and the names of its kernels, if it is installed."""
+    try:
+        import operands
+        import torch
+    except ImportError:
+        return [], []
+    a, b = operands.to_torch(left, right)
+
+    def product() -> Any:
+        if dtype == "bf16":
+            return torch.matmul(a, b)
+        return torch._scaled_mm(
+            a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    one = torch.ones((), device="cuda")
+    large = torch.zeros(READ_BETWEEN, device="cuda")
+    product()
+    found, names = in_random_order(timer, "torch", lambda: read(large), {0: product}, 0)
+    return found[0], names[0]
+
+
+def ways(names: Sequence[str]) -> str:
+    """Names of kernels, shortened."""
+    return " + ".join(name[:60] for name, _ in itertools.groupby(names))
