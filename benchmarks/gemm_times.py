@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import itertools
 import random
 import statistics
@@ -19,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import operands
 import timing
 from jax import lax
 
@@ -169,6 +171,8 @@ def prepare(case: Case, alone: Any) -> float:
 
 def measure(case: Case, alone: Any) -> Times:
     """One shape."""
+    if operands.torch_is_there() and jax.default_backend() == "gpu":
+        importlib.import_module("torch")  # before CUPTI comes into the process
     begin = time.monotonic()
     left, right = case.operands
     programs: dict[Any, Any] = {}
@@ -325,7 +329,6 @@ def _by_torch(
 ) -> tuple[list[float], list[str]]:
     """Microseconds of PyTorch's calls and the names of its kernels, if it is installed."""
     try:
-        import operands
         import torch
     except ImportError:
         return [], []
