@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--shapes", nargs="*", help="these, as MxNxK, rather than drawn ones")
     parser.add_argument("--most", type=int, default=16, help="configurations of a shape")
     parser.add_argument("--search", action="store_true", help="let XLA search among its kernels")
-    parser.add_argument("--prepare", action="store_true", help="only compile, into the cache")
+    side_by_side.hold_option(parser)
     arguments = parser.parse_args(argv)
     seed, count = arguments.seed, arguments.count
     if arguments.shapes:

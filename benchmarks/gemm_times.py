@@ -154,27 +154,20 @@ def joined(rows: Sequence[Times], more: Sequence[dict[str, Any]]) -> list[dict[s
     return [dataclasses.asdict(row) | one for row, one in zip(rows, more, strict=True)]
 
 
-def lower(case: Case) -> None:
-    """Compiles our kernels into the cache, and no more."""
-    for config in case.configurations:
-        with contextlib.suppress(Exception):
-            jax.jit(case.product(config)).lower(*case.operands)
-
-
-def prepare(case: Case, alone: Any) -> float:
-    """The same as a case of ``side_by_side.py``; the seconds that it took."""
-    del alone
-    begin = time.monotonic()
-    lower(case)
-    return time.monotonic() - begin
-
-
 def measure(case: Case, alone: Any) -> Times:
-    """One shape."""
+    """One shape, as a case of ``side_by_side.py``."""
+    prepared = ready(case)
+    with alone:
+        return prepared()
+
+
+def ready(case: Case) -> Callable[[], Times]:
+    """Compiles all programs of a shape but those of XLA; returns what measures it."""
     if operands.torch_is_there() and jax.default_backend() == "gpu":
         importlib.import_module("torch")  # before CUPTI comes into the process
     begin = time.monotonic()
     left, right = case.operands
+    m, n, k = case.shape
     programs: dict[Any, Any] = {}
     failed = []
 
@@ -186,12 +179,6 @@ def measure(case: Case, alone: Any) -> Times:
         except Exception as error:
             failed.append(f"{config}: {str(error)[:200]}")
 
-    m, n, k = case.shape
-    by_xla = n % 8 or k % 8  # It may choose XLA's, which measures when it is compiled.
-    places = range(len(case.configurations))
-    for index in () if by_xla else places:
-        compiled(index)
-
     def draw(key: Any) -> Any:
         both = zip(jax.random.split(key), (left, right), strict=True)
         return [jax.random.normal(i, x.shape, jnp.bfloat16).astype(x.dtype) for i, x in both]
@@ -200,13 +187,18 @@ def measure(case: Case, alone: Any) -> Times:
         wanted = _dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), case.dtype, jnp.float32)
         return jnp.linalg.norm(got.astype(jnp.float32) - wanted) / jnp.linalg.norm(wanted)
 
+    by_xla = n % 8 or k % 8  # It may choose XLA's, which measures when it is compiled.
+    places = range(len(case.configurations))
+    for index in () if by_xla else places:
+        compiled(index)
     out = jax.ShapeDtypeStruct((m, n), jnp.bfloat16)
     error_of = jax.jit(error, **timing.reference_options()).lower(left, right, out).compile()
     drawn = jax.jit(draw).lower(jax.random.key(0)).compile()
     between = jax.ShapeDtypeStruct((READ_BETWEEN,), jnp.float32)
     clear = jax.jit(read).lower(between).compile()
     seconds = [time.monotonic() - begin]
-    with alone:
+
+    def measured() -> Times:
         begin = time.monotonic()
         for index in places if by_xla else ():
             compiled(index)
@@ -239,16 +231,18 @@ def measure(case: Case, alone: Any) -> Times:
         names = {"xla": kernels[fastest]} if rivals else {}
         other, names["torch"] = _by_torch(timer, case.dtype, a, b)
         seconds.append(time.monotonic() - begin)
-    return Times(
-        case.shape,
-        case.dtype,
-        rivals[fastest] if rivals else [],
-        other,
-        names,
-        [found.get(index, []) for index in places],
-        failed,
-        [round(one, 2) for one in seconds],
-    )
+        return Times(
+            case.shape,
+            case.dtype,
+            rivals[fastest] if rivals else [],
+            other,
+            names,
+            [found.get(index, []) for index in places],
+            failed,
+            [round(one, 2) for one in seconds],
+        )
+
+    return measured
 
 
 def read(array: Any) -> Any:

@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     parser = side_by_side.parser(__doc__.splitlines()[0], count=200, processes=12)
     parser.add_argument("--dtype", choices=["bf16", "fp8"], default="bf16")
     parser.add_argument("--tune", type=int, default=8, help="configurations besides; 0 for none")
-    parser.add_argument("--prepare", action="store_true", help="only compile, into the cache")
+    side_by_side.hold_option(parser)
     arguments = parser.parse_args(argv)
     shapes = drawn(arguments.seed, arguments.count, arguments.dtype)
     cases = [case(shape, arguments.dtype, arguments.tune) for shape in shapes]
@@ -102,12 +102,7 @@ def run(
     name: str,
     table: Callable[[Sequence[Times]], object],
 ) -> int:
-    """Measures cases, or compiles them only; 1 if one failed."""
-    if arguments.prepare:
-        _, failed = side_by_side.measured(
-            gemm_times.prepare, cases, arguments.processes, arguments.seconds
-        )
-        return 1 if failed else 0
+    """Measures cases; 1 if one failed."""
     print(harness.machine(), flush=True)
     rows: list[Times] = []
 
@@ -128,14 +123,10 @@ def run(
         ]
         harness.write_json(arguments.json, name, gemm_times.joined(rows, described), **more)
 
-    _, failed = side_by_side.measured(
-        gemm_times.measure,
-        cases,
-        arguments.processes,
-        arguments.seconds,
-        name=lambda case: str(case.shape),
-        show=show,
+    outcomes = side_by_side.prepared(
+        gemm_times.ready, cases, arguments.processes, arguments.seconds, arguments.hold
     )
+    _, failed = side_by_side.collected(outcomes, lambda case: str(case.shape), show)
     write(summary=table(rows) if rows else None)
     return 1 if failed else 0
 
