@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from pallasite_std.memory.accesses import orders_stores, require_scalar, write
 from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer
 from pallasite_std.memory.matrix_transfers import LOAD, can_move_matrices
 from pallasite_std.memory.padding import fill_padding
+from pallasite_std.memory.pieces import piece_of
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
 from pallasite_std.memory.transfers import (
     access_addresses,
@@ -113,9 +115,20 @@ _load_layout.accesses_memory = lambda operands, results: results[0]  # type: ign
 
 
 class _Elements:
-    """Single elements of memory as the lanes of a register layout see them."""
+    """Elements of memory as the lanes of a register layout see them.
 
-    def __init__(self, ctx: RuleContext, memory: MemoryReference, layout: RegisterLayout):
+    Args:
+      vectors: whether an access is of as many neighbours as lanes hold, instead of one.
+    """
+
+    def __init__(
+        self,
+        ctx: RuleContext,
+        memory: MemoryReference,
+        layout: RegisterLayout,
+        *,
+        vectors: bool = False,
+    ):
         if memory.element_bits < 8:
             raise UnsupportedError(
                 "an access under a mask to elements of less than a byte", got=str(memory.dtype)
@@ -124,6 +137,11 @@ class _Elements:
         self.layout = layout
         self.launch = ctx.launch
         self.plan = plan_access(layout, memory.layout, self.bytes)
+        if vectors and memory.layout.swizzle == 16:
+            alignment = max(self.bytes, min(16, memory.offset_alignment))
+            plan = plan_access(layout, memory.layout, alignment)
+            # Elements behind the last whole vector of a row are not among the accesses.
+            self.plan = self.plan if plan.tail else plan
         self.address_of = access_addresses(ctx.launch, memory, self.plan)
 
     def each(self, function: Callable[[ir.Value, int, int], Any]) -> dict[tuple[int, int], Any]:
@@ -262,13 +280,29 @@ def _masked_store(
             ops.store(to_memory(value.scalar, memory.dtype), scalar_address(memory), alignment=size)
         return
     layout = _layout_for(ctx, memory, value, mask)
-    elements = _Elements(ctx, memory, layout)
+    elements = _Elements(ctx, memory, layout, vectors=True)
     masks = elements.masks(_spread(ctx, mask, memory.shape, layout, "mask"))
     values = _spread(ctx, value, memory.shape, layout, "value").registers
+    values = tuple(to_memory(one, memory.dtype) for one in values)
 
-    def store(pointer: ir.Value, register: int, element: int) -> None:
-        scalar = to_memory(ops.extract(values[register], element), memory.dtype)
+    def store_single(pointer: ir.Value, place: tuple[int, int]) -> None:
+        register, element = place
         with ops.when(ops.extract(masks[register], element)):
-            ops.store(scalar, pointer, alignment=size)
+            ops.store(ops.extract(values[register], element), pointer, alignment=size)
 
-    elements.each(store)
+    for access in elements.plan.accesses:
+        pointer = elements.address_of(access)
+        if len(access.parts) == 1:
+            store_single(pointer, access.parts[0])
+            continue
+        conditions = [ops.extract(masks[register], element) for register, element in access.parts]
+        whole = scf.IfOp(functools.reduce(ops.arith.andi, conditions), has_else=True)
+        with ir.InsertionPoint(whole.then_block):
+            vector = piece_of(values, access.parts, elements.plan.element_bits)
+            ops.store(vector, pointer, alignment=access.bytes(elements.plan))
+            scf.yield_([])
+        with ir.InsertionPoint(whole.else_block):
+            kind = types.memory_type(memory.dtype)
+            for number, place in enumerate(access.parts):
+                store_single(ops.element_pointer(pointer, number, kind), place)
+            scf.yield_([])

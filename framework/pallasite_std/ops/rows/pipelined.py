@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
 
 from pallasite import gpu as plgpu
-from pallasite_std.ops.rows.kernel import COMBINE, INSIDE, REDUCE, Chunk, Reductions, Rows, Work
-from pallasite_std.ops.rows.tiling import VECTOR_BYTES, RowTiling, size_of
+from pallasite_std.ops.rows.kernel import (
+    COMBINE,
+    INSIDE,
+    NEUTRAL,
+    REDUCE,
+    Chunk,
+    Reductions,
+    Rows,
+    Work,
+)
+from pallasite_std.ops.rows.tiling import RowTiling
 
 CLUSTER = "side"
 """The axis of the blocks that share a row."""
@@ -43,6 +54,9 @@ class Pipeline:
         many; whole vectors.
       together: rows of a stage, which are reduced at once.
       held: whether vectors with an element for each column stay in registers, or in shared memory.
+      vector: elements of a vector, if rows do not begin at whole ones: then what the warpgroups
+        share begins with the vector that a row begins in. Rows of a group all begin at the same
+        place of a vector.
     """
 
     threads: int
@@ -53,6 +67,7 @@ class Pipeline:
     chunk: int
     together: int = 1
     held: bool = True
+    vector: int = 1
 
     @property
     def parts(self) -> int:
@@ -60,9 +75,26 @@ class Pipeline:
         return self.threads * self.blocks
 
     @property
+    def unaligned(self) -> bool:
+        """Whether rows begin within vectors."""
+        return self.columns % self.vector > 0
+
+    @property
+    def period(self) -> int:
+        """After so many rows one begins at the same place of a vector again."""
+        return self.vector // math.gcd(self.columns, self.vector)
+
+    @property
+    def padded(self) -> int:
+        """Columns of all whole vectors that any row has elements of."""
+        if not self.unaligned:
+            return self.columns
+        return -(-(self.columns + self.vector - 1) // self.vector) * self.vector
+
+    @property
     def last(self) -> int:
         """Columns of the last warpgroup."""
-        return self.columns - (self.parts - 1) * self.chunk
+        return self.padded - (self.parts - 1) * self.chunk
 
     def groups(self, multiprocessors: int) -> int:
         """Blocks, or clusters, that are resident at a time.
@@ -70,59 +102,28 @@ class Pipeline:
         Clusters lie within parts of the chip that have 16 or 18 multiprocessors.
         """
         if self.blocks <= 2:
-            return max(1, multiprocessors * self.resident // self.blocks)
-        return max(1, multiprocessors // 16 * (16 // self.blocks) * self.resident)
+            found = multiprocessors * self.resident // self.blocks
+        else:
+            found = multiprocessors // 16 * (16 // self.blocks) * self.resident
+        return max(1, found // self.period) * self.period
 
 
-@dataclasses.dataclass(frozen=True)
-class _Window:
-    """What a warpgroup fetches of a row.
-
-    Rows that do not begin at whole vectors are fetched from the vector before on; what is behind
-    the last whole vector of the matrix cannot be.
+class _UnalignedChunk(Chunk):
+    """Whole vectors that a row of a flattened matrix has elements of.
 
     Attributes:
-      width: columns.
-      itemsize: of an element, in bytes.
-      rows, columns: of the matrix.
+      inside: which elements are the row's.
     """
 
-    width: int
-    itemsize: int
-    rows: int
-    columns: int
+    def __init__(self, rows: Rows, position: Any, inside: Any) -> None:
+        kept = rows.resident.keeps
+        super().__init__(rows, position, inside.shape[0], kept=kept)
+        self.inside = inside
 
-    @property
-    def vector(self) -> int:
-        """Elements."""
-        return VECTOR_BYTES // self.itemsize
-
-    @property
-    def aligned(self) -> bool:
-        """Whether rows begin at whole vectors."""
-        return self.columns % self.vector == 0
-
-    @property
-    def fetched(self) -> int:
-        """Elements that are copied."""
-        if self.aligned:
-            return self.width
-        return -(-(self.width + self.vector - 1) // self.vector) * self.vector
-
-    @property
-    def size(self) -> int:
-        """Elements in shared memory."""
-        return self.fetched if self.aligned else self.fetched + self.vector
-
-    @property
-    def whole(self) -> int:
-        """Elements of the matrix's whole vectors."""
-        return self.rows * self.columns // self.vector * self.vector
-
-    def begin(self, position: Any) -> Any:
-        """From where on elements are copied, for those from ``position`` on."""
-        begin = lax.div(position, self.vector) * self.vector
-        return pl.multiple_of(lax.min(begin, self.whole - self.fetched), self.vector)
+    def store(self, ref: Any, value: Any) -> None:
+        """See the base class; to a flattened matrix."""
+        place = ref.at[pl.ds(self.first, self.width)]
+        pltriton.store(place, value.astype(ref.dtype), mask=self.inside)
 
 
 @dataclasses.dataclass
@@ -168,7 +169,7 @@ def pipelined_row_kernel(
       dtypes: of the first operands, matrices that are fetched.
       reductions: the kinds of what the body reduces at a time.
       sums: how many there are.
-      out_types: types of the results.
+      out_types: types of the results: matrices, then sums.
       name: of the kernel, in profiles.
       vectors: numbers of the operands with an element for each column, which stay in registers.
       of_rows: of those with an element for each row, which is read early.
@@ -177,23 +178,27 @@ def pipelined_row_kernel(
     depth, stages, threads = len(reductions), pipeline.stages, pipeline.threads
     blocks, parts, columns = pipeline.blocks, pipeline.parts, pipeline.columns
     together, units = pipeline.together, -(-rows // pipeline.together)
-    vector = VECTOR_BYTES // min(map(size_of, dtypes))
-    flat = columns % vector > 0
+    vector, flat = pipeline.vector, pipeline.unaligned
+    # Elements behind the last whole vector of a matrix, which no copy can fetch.
+    behind = rows * columns % vector
+    whole = rows * columns - behind
     # Each warpgroup has a place for what it sends: whole vectors.
     places_of_values = -(-together * sum(map(len, reductions)) // 4) * 4
     # Of a block, its warpgroups have read a slot when they fill the next; of a cluster, see PERIOD.
     slots = 2 if blocks == 1 else 2 * PERIOD + depth
     assert stages >= depth + 2 and units >= groups * (depth + 1)
+    assert groups % pipeline.period == 0
 
     def over_rows(*refs: Any, **scratch: Any) -> None:
         own = lax.axis_index("part") if threads > 1 else 0
         thread = own if blocks == 1 else own + threads * lax.axis_index(CLUSTER)
-        if pipeline.last == pipeline.chunk:
+        if pipeline.last == pipeline.chunk and not flat:
             over_columns(pipeline.chunk, own, thread, *refs, **scratch)
             return
         last = parts - 1
         pl.when(thread < last)(lambda: over_columns(pipeline.chunk, own, thread, *refs, **scratch))
-        pl.when(thread == last)(lambda: over_columns(pipeline.last, own, thread, *refs, **scratch))
+        ends = last if flat else thread
+        pl.when(thread == last)(lambda: over_columns(pipeline.last, own, ends, *refs, **scratch))
 
     def over_columns(
         width: int, own: Any, thread: Any, *refs: Any, partials: Any, combined: Any, loaded: Any,
@@ -204,10 +209,12 @@ def pipelined_row_kernel(
         tiling = RowTiling(1, parts, width, width * parts)
         first = thread * pipeline.chunk
         window = pl.ds(first, width)
-        windows = [_Window(width, size_of(dtype), rows, columns) for dtype in dtypes]
+        shift: Any = lax.rem(group * columns, vector) if flat else 0
+        column = lax.broadcasted_iota(jnp.int32, (width,), 0) + (first - shift)
         held, kept = dict[int, Any](), dict[int, Any]()
         for one in vectors:
-            values = refs[one][window]
+            there: Any = jnp.clip(column, 0, columns - 1) if flat else window
+            values = refs[one][there]
             if pipeline.held:
                 held[id(refs[one])] = values
             else:
@@ -215,11 +222,22 @@ def pipelined_row_kernel(
                 place = (place.at[own] if threads > 1 else place).at[pl.ds(0, width)]
                 place[...] = values
                 kept[id(refs[one])] = place
-        steps = lax.div(units - group + (groups - 1), groups)
+        if flat:  # Rows of a group follow one another in a distance of all groups.
+            mine = lax.div(rows - group + (groups - 1), groups)
+            steps = lax.div(mine + (together - 1), together)
+        else:
+            steps = lax.div(units - group + (groups - 1), groups)
+
+        def exists(step: Any, number: int) -> Any:
+            if flat:
+                return step * together + number < mine
+            return (group + step * groups) * together + number < rows
 
         def row_of(step: Any, number: int) -> Any:
-            row = (group + step * groups) * together + number
             # What is not there is the last row once more.
+            if flat:
+                return group + lax.min(step * together + number, mine - 1) * groups
+            row = (group + step * groups) * together + number
             return lax.min(row, rows - 1) if rows % together and number else row
 
         def places(step: Any, number: int) -> list[Any]:
@@ -227,33 +245,44 @@ def pipelined_row_kernel(
             return [one.at[(*there, number) if together > 1 else there] for one in staged]
 
         def position(row: Any) -> Any:
-            return row * columns + first
+            return pl.multiple_of(row * columns - shift + first, vector)
+
+        # The last warpgroup's part of the last row may end behind the last whole vector.
+        fetched = whole - ((rows - 1) * columns // vector * vector + first) if flat else width
+        short = flat and isinstance(first, int) and fetched < width
+        if not short:
+            fetched = width
 
         def fetch(step: Any) -> None:
             barrier = loaded.at[lax.rem(step, stages)]
             for number in range(together):
                 row = row_of(step, number)
-                for source, place, part in zip(refs, places(step, number), windows, strict=False):
-                    if flat:
-                        some = source.at[pl.ds(part.begin(position(row)), part.fetched)]
-                        place = place.at[pl.ds(0, part.fetched)]
-                    else:
-                        some, place = source.at[row, window], place.at[pl.ds(0, width)]
-                    plgpu.copy_gmem_to_smem(some, place, barrier, oob_mode=INSIDE)
+
+                def copy(count: int, row: Any = row, number: int = number) -> None:
+                    for source, place in zip(refs, places(step, number), strict=False):
+                        columns_there = pl.ds(position(row), count)
+                        some = source.at[columns_there] if flat else source.at[row, window]
+                        plgpu.copy_gmem_to_smem(
+                            some, place.at[pl.ds(0, count)], barrier, oob_mode=INSIDE
+                        )
+
+                if short:
+                    pl.when(row < rows - 1)(functools.partial(copy, width))
+                    pl.when(row == rows - 1)(functools.partial(copy, fetched))
+                else:
+                    copy(width)
 
         def await_rows(step: Any) -> None:
             plgpu.barrier_wait(loaded.at[lax.rem(step, stages)])
+            if not (short and behind):
+                return
             for number in range(together):
-                row = row_of(step, number)
-                for source, place, part in zip(refs, places(step, number), windows, strict=False):
-                    left = rows * columns - part.whole
-                    if flat and left:
 
-                        def add(source: Any, place: Any, part: _Window, left: int) -> None:
-                            place[pl.ds(part.fetched, left)] = source[pl.ds(part.whole, left)]
+                def add(number: int = number) -> None:
+                    for source, place in zip(refs, places(step, number), strict=False):
+                        place[pl.ds(fetched, behind)] = source[pl.ds(whole, behind)]
 
-                        behind = functools.partial(add, source, place, part, left)
-                        pl.when(position(row) + width > part.whole)(behind)
+                pl.when(row_of(step, number) == rows - 1)(add)
 
         def early(step: Any) -> list[list[Any]]:
             step = lax.min(step, steps - 1)
@@ -262,16 +291,17 @@ def pipelined_row_kernel(
 
         def start(flight: _Flight, number: int) -> tuple[Rows, Work]:
             row, there = row_of(flight.step, number), dict(kept)
-            some = places(flight.step, number)
-            for ref, place, part in zip(refs, some, windows, strict=False):
-                begin = position(row)
-                offset = begin - part.begin(begin) if flat else 0
-                there[id(ref)] = place.at[pl.ds(offset, width)]
+            for ref, place in zip(refs, places(flight.step, number), strict=False):
+                there[id(ref)] = place.at[pl.ds(0, width)]
             values = dict(
                 zip((id(refs[one]) for one in of_rows), flight.values[number], strict=True)
             )
             block = Rows(tiling, row, thread, None, there, held | values)
-            block.resident = Chunk(block, first, width, kept=block.resident.keeps)
+            if flat:
+                inside = lax.bitcast_convert_type(column, jnp.uint32) < np.uint32(columns)
+                block.resident = _UnalignedChunk(block, position(row), inside)
+            else:
+                block.resident = Chunk(block, first, width, kept=block.resident.keeps)
             return block, body(block, *refs)
 
         def partial(flight: _Flight, number: int) -> list[tuple[str, Any]]:
@@ -281,7 +311,14 @@ def pipelined_row_kernel(
             for known in flight.known[number]:
                 asked = work.send(known)
             values, kinds, _ = asked
-            return list(zip(kinds, values(block.resident), strict=True))
+            arrays = values(block.resident)
+            if flat:
+                inside = cast(_UnalignedChunk, block.resident).inside
+                arrays = [
+                    jnp.where(inside, one, NEUTRAL[kind])
+                    for kind, one in zip(kinds, arrays, strict=True)
+                ]
+            return list(zip(kinds, arrays, strict=True))
 
         def complete(flight: _Flight, number: int, so_far: list[Any]) -> list[Any]:
             block, work = start(flight, number)
@@ -290,8 +327,8 @@ def pipelined_row_kernel(
                 values, _, added = asked
                 if sums:
                     values(block.resident)
-                    if added and rows % together and number:
-                        there = (group + flight.step * groups) * together + number < rows
+                    if added and (flat or rows % together) and number:
+                        there = exists(flight.step, number)
                         added = [jnp.where(there, one, 0.0) for one in added]
                     if added:
                         so_far = [a + b for a, b in zip(so_far, added, strict=True)]
@@ -402,14 +439,22 @@ def pipelined_row_kernel(
         if sums:
             finish(first, group, tuple(so_far), *refs)
 
+    results_in_memory = list(out_types)
+    if flat:
+        size, wide = rows * columns, (groups, pipeline.padded)
+        shapes = [(size,)] * (len(out_types) - sums) + [wide] * sums
+        results_in_memory = [
+            jax.ShapeDtypeStruct(shape, one.dtype)
+            for shape, one in zip(shapes, out_types, strict=True)
+        ]
+
     @functools.lru_cache(maxsize=8)
     def kernel_of(*vector_types: np.dtype[Any]) -> Callable[..., tuple[jax.Array, ...]]:
         vector_dtypes = dict(zip(vectors, vector_types, strict=True))
         inner = tuple(size for size in (threads, together) if size > 1)
         scratch: dict[str, Any] = {}
         for number, dtype in enumerate(dtypes):
-            size = _Window(pipeline.chunk, size_of(dtype), rows, columns).size
-            scratch[f"staged_{number}"] = plgpu.SMEM((stages, *inner, size), dtype)
+            scratch[f"staged_{number}"] = plgpu.SMEM((stages, *inner, pipeline.chunk), dtype)
         for number in () if pipeline.held else vectors:
             shape = (threads, pipeline.chunk) if threads > 1 else (pipeline.chunk,)
             scratch[f"vector_{number}"] = plgpu.SMEM(shape, vector_dtypes[number])
@@ -429,7 +474,7 @@ def pipelined_row_kernel(
             arguments |= dict(cluster=(blocks,), cluster_names=(CLUSTER,))
         kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
             over_rows,
-            out_type=tuple(out_types),
+            out_type=tuple(results_in_memory),
             grid=(groups,),
             grid_names=("group",),
             kernel_name=name,
@@ -440,9 +485,26 @@ def pipelined_row_kernel(
 
     def call(*operands: Any) -> tuple[jax.Array, ...]:
         kernel = kernel_of(*(np.dtype(operands[one].dtype) for one in vectors))
-        if flat:
-            matrices = [one.reshape(-1) for one in operands[: len(dtypes)]]
-            operands = (*matrices, *operands[len(dtypes) :])
-        return kernel(*operands)
+        if not flat:
+            return kernel(*operands)
+        matrices = [one.reshape(-1) for one in operands[: len(dtypes)]]
+        results = kernel(*matrices, *operands[len(dtypes) :])
+        count = len(results) - sums
+        return (
+            *(one.reshape(rows, columns) for one in results[:count]),
+            *(_without_padding(one, pipeline) for one in results[count:]),
+        )
 
     return call
+
+
+def _without_padding(sums: jax.Array, pipeline: Pipeline) -> jax.Array:
+    """Sums over rows of groups by columns, from those of all whole vectors: (period, columns)."""
+    of_period = jnp.sum(sums.reshape(-1, pipeline.period, pipeline.padded), axis=0)
+    starts = [number * pipeline.columns % pipeline.vector for number in range(pipeline.period)]
+    return jnp.stack(
+        [
+            one[start : start + pipeline.columns]
+            for one, start in zip(of_period, starts, strict=True)
+        ]
+    )
