@@ -87,6 +87,47 @@ def check(
     np.testing.assert_allclose(sums[finite], lse[finite], rtol=1e-5, atol=lse_tolerance)
 
 
+@pytest.mark.parametrize("split", [2, 4, 8])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"q_seq": 70, "kv_seq": 300, "heads": (2, 1)},
+        {"q_seq": 130, "kv_seq": 130, "causal": True, "head_dim": 72, "soft_cap": 3.0},
+        {"batch": 2, "q_seq": 50, "kv_seq": 200, "kv_lengths": [0, 70], "q_lengths": [50, 20]},
+        {"q_seq": 64, "kv_seq": 170, "head_dim": 256, "dtype": jnp.float16},
+    ],
+    ids=["shared", "causal", "lengths", "256"],
+)
+def test_blocks_share_the_keys_of_a_tile(split: int, options):
+    options = {name: np.array(v) if "lengths" in name else v for name, v in options.items()}
+    fields = {"warpgroups": 1, "persistent": False, "ping_pong": False, "separate_out": False}
+    check(**options, config=AttentionConfig(block_kv=32, split=split, **fields))
+
+
+def test_blocks_share_keys_in_a_window_with_segments_and_slopes():
+    generator = np.random.default_rng(5)
+    q, k, v = inputs(1, 150, 150, (2, 2), 64)
+    segments = np.sort(generator.integers(0, 3, (1, 150))).astype(np.int32)
+    options = {
+        "causal": True,
+        "window": 60,
+        "q_segments": segments,
+        "kv_segments": segments,
+        "alibi_slopes": jnp.asarray([0.1, 0.3]),
+    }
+    fields = {"warpgroups": 1, "persistent": False, "separate_out": False}
+    config = AttentionConfig(block_kv=32, split=4, **fields)
+    out = attention(q, k, v, **options, config=config)
+    rows, columns = np.indices((150, 150))
+    shown = (columns <= rows) & (columns >= rows - 60) & (segments == segments.T)
+    scores = np.einsum("bqhd,bkhd->bhqk", *(np.asarray(x, np.float64) for x in (q, k))) / 8
+    scores -= np.array([0.1, 0.3])[:, None, None] * np.abs(rows - columns)
+    weights = np.where(shown, np.exp(scores), 0)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    wanted = np.einsum("bhqk,bkhd->bqhd", weights, np.asarray(v, np.float64))
+    np.testing.assert_allclose(np.asarray(out, np.float64), wanted, rtol=2**-7, atol=2**-6)
+
+
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_head_dims_and_dtypes(head_dim, dtype):
@@ -358,6 +399,8 @@ def test_configurations_are_checked():
         {"block_kv": 264},
         {"block_kv": 24},
         {"cluster": 3},
+        {"split": 3},
+        {"split": 2},
         {"stages": 1},
     ):
         with pytest.raises(InvalidValueError, match=next(iter(wrong))):

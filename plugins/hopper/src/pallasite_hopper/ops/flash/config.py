@@ -26,6 +26,10 @@ MULTIPROCESSORS = 132
 """Of an H100 or H200; more blocks than that would only wait."""
 
 
+SPLITS = (1, 2, 4, 8)
+"""Blocks that may share a tile of queries."""
+
+
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     """Configuration of the forward kernel.
@@ -46,6 +50,8 @@ class AttentionConfig:
         which takes load off the special function units; 0 for none.
       cache_bytes: how many bytes of keys and values the tiles that run at the same time may share
         in the L2 cache; heads beyond are left for later.
+      split: blocks of a cluster, 1, 2, 4 or 8, that share a tile, each with a part of the keys that
+        it sees, and combine what they have. Goes with one warpgroup that is not ``persistent``.
     """
 
     warpgroups: int = 2
@@ -57,6 +63,7 @@ class AttentionConfig:
     separate_out: bool = True
     polynomial: int = 0
     cache_bytes: int = 32 << 20
+    split: int = 1
 
     def __post_init__(self) -> None:
         _within("warpgroups", self.warpgroups, 1, 3)
@@ -68,6 +75,18 @@ class AttentionConfig:
                 "an attention configuration cannot have this cluster",
                 got=self.cluster,
                 expected="1, 2 or 4",
+            )
+        if self.split not in SPLITS:
+            raise InvalidValueError(
+                "blocks of a cluster cannot share a tile of attention",
+                got=f"split={self.split}",
+                expected="1, 2, 4 or 8",
+            )
+        if self.split > 1 and (self.warpgroups, self.cluster, self.persistent) != (1, 1, False):
+            raise InvalidValueError(
+                "AttentionConfig.split does not go with the other options",
+                got=self,
+                expected="warpgroups=1, cluster=1, persistent=False",
             )
         if self.block_kv % 16:
             raise InvalidValueError(
@@ -84,7 +103,10 @@ class AttentionConfig:
     def shared_bytes(self, head_dim: int) -> int:
         """Shared memory of the kernel, barriers left out."""
         queries = self.block_q * (2 if self.separate_out else 1)
-        return 2 * head_tile(head_dim) * (queries + 2 * self.stages * self.block_kv)
+        keys = self.stages * self.block_kv
+        if self.split > 1:  # Sums in float32 take the place of the keys.
+            keys = max(keys, 2 * ROWS)
+        return 2 * head_tile(head_dim) * (queries + self.stages * self.block_kv + keys)
 
     def fits(self, head_dim: int) -> bool:
         """Whether shared memory suffices; see :meth:`shared_bytes`."""

@@ -11,6 +11,7 @@ the first: masks are needed for the first steps only.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -87,6 +88,12 @@ def build(
         scratch["out_smem"] = plgpu.SMEM((rows, ROWS, dim), problem.out_dtype)
     if config.ping_pong and rows > 1:
         scratch["turn"] = plgpu.Barrier(num_barriers=rows)
+    if config.split > 1:
+        # Sums take the place of the keys when these have been gone through.
+        sums = plgpu.SMEM((ROWS, dim), jnp.float32)
+        scratch["k_smem"] = plgpu.RefUnion(scratch["k_smem"], sums)
+        scratch["statistics"] = plgpu.SMEM((2, ROWS), jnp.float32)
+        scratch["together"] = plgpu.ClusterBarrier(collective_axes=("cluster",))
     result = jax.ShapeDtypeStruct(
         (problem.batch, problem.q_seq, problem.q_heads, problem.head_dim), problem.out_dtype
     )
@@ -100,7 +107,7 @@ def build(
         out_type=(result, residuals, *more) if problem.save_residuals else (result,),
         grid=(tiles.clusters,),
         grid_names=("clusters",),
-        cluster=(config.cluster,),
+        cluster=(config.cluster * config.split,),
         cluster_names=("cluster",),
         num_threads=config.warpgroups + (1 if companion is None else 2),
         thread_name="warpgroup",
@@ -160,6 +167,7 @@ class _Forward:
         window = problem.ahead is not None or problem.left is not None
         self.masked = window or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
         self.masked = self.masked or problem.terms.segmented or problem.terms.has("visits")
+        self.masked = self.masked or config.split > 1  # Parts need not have keys.
         # Whether blocks at the beginning are masked, too.
         self.masked_begin = problem.left is not None or problem.terms.segmented
         self.given: dict[str, Any] = {}
@@ -185,6 +193,8 @@ class _Forward:
         pairs = given.pop(0) if self.problem.pairs else None
         self.given = {name: given.pop(0) for name in self.problem.terms.names}
         table = given.pop() if self.table else None
+        if self.config.split > 1:
+            scratch["k_smem"], scratch["sums"] = scratch["k_smem"]
         self.scratch = scratch
         warpgroup = lax.axis_index("warpgroup")
         shares: dict[int, Any] = _REGISTERS if companion is None else _ACCOMPANIED
@@ -322,7 +332,7 @@ class _Forward:
             if self.masked:
                 # Blocks with keys that some row does not see.
                 partial = lax.max(jnp.int32(1), last + 1 - full)
-                if self.masked_begin:
+                if self.masked_begin or config.split > 1:
                     partial = lax.min(partial, tile.blocks)
                 carry = lax.fori_loop(1, partial, step(True), carry)
                 first = partial
@@ -522,26 +532,83 @@ class _Forward:
         """Divides by the row sums and writes the results."""
         problem, config = self.problem, self.config
         total = jnp.sum(sums, axis=1)
+        share = None
+        if config.split > 1:
+            maxima, total, share = self._over_parts(maxima, total)
         empty = maxima == self.lowest
         if problem.q_lengths:
             rows = lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
             empty = empty | (rows >= tile.q_length - start)
         inverse = jnp.where(empty, 0.0, 1 / total)
-        values = (acc * softmax.broadcast_rows(inverse, problem.head_tile)).astype(
-            problem.out_dtype
-        )
+        if share is not None:
+            inverse = inverse * share
+        values = acc * softmax.broadcast_rows(inverse, problem.head_tile)
+        first, count = start, ROWS
+        if config.split > 1:
+            count = ROWS // config.split
+            part = lax.axis_index("cluster") * count
+            values, first = self._added(values, part, count), start + part
+        values = values.astype(problem.out_dtype)
         if config.separate_out:
             staging = self.scratch["out_smem"].at[warpgroup]
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         else:
             staging = self.scratch["q_smem"].at[warpgroup]
+        if config.split > 1:
+            staging = staging.at[pl.ds(0, count)]
         staging[...] = values
         plgpu.commit_smem()
-        rows = pl.ds(start, ROWS)
+        rows = pl.ds(first, count)
         plgpu.copy_smem_to_gmem(staging, out.at[tile.batch, rows, tile.head, *self.columns])
+        rows = pl.ds(start, ROWS)
         if problem.save_residuals:
             logarithm = maxima * (self.factor / softmax.LOG2_E) + jnp.log(total)
-            lse[tile.batch, tile.head, rows] = jnp.where(empty, -jnp.inf, logarithm)
+            logarithm = jnp.where(empty, -jnp.inf, logarithm)
+
+            def write() -> None:
+                lse[tile.batch, tile.head, rows] = logarithm
+
+            if config.split > 1:
+                pl.when(lax.axis_index("cluster") == 0)(write)
+            else:
+                write()
         if not config.separate_out:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             plgpu.barrier_arrive(self.scratch["q_empty"].at[warpgroup])
+        if config.split > 1:
+            self._meet()  # Until all have arrived, others read this block's sums.
+
+    # The blocks that share a tile ---------------------------------------------------------------
+
+    def _meet(self) -> None:
+        """Waits for the cluster's blocks."""
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(self.scratch["together"])
+        plgpu.barrier_wait(self.scratch["together"])
+
+    def _of_parts(self, name: str) -> list[Any]:
+        """A reference to what each block of the cluster has."""
+        parts = range(self.config.split)
+        return [plgpu.cluster_ref(self.scratch[name], {"cluster": part}) for part in parts]
+
+    def _over_parts(self, maxima: Any, total: Any) -> tuple[Any, Any, Any]:
+        """Maxima and sums over all blocks, and the factor of what this one has summed up."""
+        own = self.scratch["statistics"]
+        own[0] = maxima
+        own[1] = total
+        self._meet()
+        all_maxima = [ref[0] for ref in self._of_parts("statistics")]
+        largest = functools.reduce(jnp.maximum, all_maxima)
+        sums = [
+            jnp.exp2((one - largest) * self.factor) * ref[1]
+            for one, ref in zip(all_maxima, self._of_parts("statistics"), strict=True)
+        ]
+        share = jnp.exp2((maxima - largest) * self.factor)
+        return largest, functools.reduce(jnp.add, sums), share
+
+    def _added(self, values: Any, first: Any, count: int) -> Any:
+        """This block's rows of the sum over the blocks."""
+        self.scratch["sums"][...] = values
+        self._meet()
+        mine = pl.ds(pl.multiple_of(first, count), count)
+        return functools.reduce(jnp.add, [ref.at[mine][...] for ref in self._of_parts("sums")])

@@ -281,6 +281,15 @@ class Tiles:
             # A tile that sees no block has one of which no key exists.
             kv_length = jnp.where(begin < end, kv_length, 0)
             hidden, blocks = begin, lax.max(1, end - begin)
+        if config.split > 1:
+            # A part without blocks has one of which no key exists.
+            part = lax.axis_index("cluster")
+            before, end = (
+                lax.div(jnp.int32(blocks) * one, jnp.int32(config.split))
+                for one in (part, part + 1)
+            )
+            kv_length = jnp.where(before < end, jnp.int32(kv_length), 0)
+            hidden, blocks = hidden + before, lax.max(1, end - before)
         return Tile(
             batch=batch,
             head=head,
