@@ -380,9 +380,9 @@ def whole_tracebacks() -> Iterator[None]:
         yield
 
 
-def current_traceback() -> Any:
-    """The current Python stack, for :func:`traced_at`."""
-    return _source_info_util.current().traceback
+def current_source_info() -> Any:
+    """Of what is lowered now, else of the current stack; :func:`traced_at` takes its traceback."""
+    return _source_info_util.current()
 
 
 @contextlib.contextmanager

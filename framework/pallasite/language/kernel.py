@@ -192,7 +192,7 @@ class _Kernel:
         self.debug = debug
         self.interpret = interpret
         self.location = _location_of(body)
-        self.definition = _jax.current_traceback()
+        self.definition = _jax.current_source_info().traceback
         self.single_output = not isinstance(out_type, tuple | list)
         self.out_type = (out_type,) if self.single_output else out_type
         if not isinstance(scratch_types, Sequence | Mapping):

@@ -56,7 +56,7 @@ def lower_kernel_call(
       ExecutionError: nothing can run kernels on this platform.
       PallasiteError: the kernel cannot be compiled.
     """
-    with checks.errors_at(lambda: _users_line(ctx, spec)):
+    with checks.errors_at(lambda: _users_line(spec)):
         if platform is None:
             platform = single_platform(ctx.platforms or ctx.module_context.platforms, spec.name)
         check_operands(spec, [words_type(aval) for aval in ctx.avals_in])
@@ -89,11 +89,12 @@ def lower_kernel_call(
         return rule(ctx, *operands)
 
 
-def _users_line(ctx: Any, spec: KernelSpec) -> Any:
+def _users_line(spec: KernelSpec) -> Any:
     """A kernel's line, or, if a library has made it, the program's, as far as it is known."""
     if spec.location and _jax.is_user_filename(spec.location.file):
         return spec.location
-    return _jax.user_location(ctx) or _jax.current_user_location() or spec.location
+    found = _jax.user_location(_jax.current_source_info())
+    return found or _jax.current_user_location() or spec.location
 
 
 def _with_words(run: Callable[..., Any], results: Sequence[Any], *operands: Any) -> list[Any]:

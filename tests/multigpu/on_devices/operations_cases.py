@@ -12,7 +12,7 @@ from devices_support import mesh_of, numbers, on_devices
 from jax.sharding import PartitionSpec
 
 from pallasite import config
-from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite_multigpu import ops
 from pallasite_multigpu.ops import choice
 
@@ -267,11 +267,48 @@ def test_elements_of_64_bits():
             "all_reduce: there is no axis of that name here\n  got: 'z'",
         ),
         (lambda x: ops.all_gather(x * 1j, axis_name="x"), InvalidTypeError, "got: complex64"),
+        (lambda x: ops.all_gather(x, axis_name=["x"]), InvalidTypeError, "got: ['x']"),
+        (lambda x: ops.all_reduce(x, axis_name=0), InvalidTypeError, "does not name an axis"),
+        (lambda x: ops.all_reduce(x, axis_name=("x", "x")), InvalidValueError, "an axis twice"),
+        (
+            lambda x: jax.vmap(lambda r: ops.all_reduce(r, axis_name=("v", "x")), axis_name="v")(x),
+            InvalidValueError,
+            "the axis 'v' is not of devices\n  got: an axis of jax.vmap",
+        ),
+        (
+            lambda x: x[ops.zigzag_order(3, 2)],
+            InvalidValueError,
+            "got: 3 tokens, 2 devices\n  expected: a multiple",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit(operation, error, text):
     with pytest.raises(error) as caught:
         on_devices(operation, numbers((2, 3, 4), np.float32))
+    line = f"{__file__}:{operation.__code__.co_firstlineno} (<lambda>): "
+    assert str(caught.value).startswith(line) and text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "options", "text"),
+    [
+        (
+            lambda x: ops.all_reduce(x, axis_name="x", method="multicast"),
+            {},
+            "multicast along some axes of the device mesh only\n  got: ['x']",
+        ),
+        (
+            lambda x: ops.all_gather(x, axis_name="x"),
+            {"axis_names": {"x"}},
+            "some axes of the device mesh are not manual\n  got: manual ['x'] of ['x', 'y']",
+        ),
+    ],
+)
+def test_meshes_that_do_not_fit(operation, options, text):
+    mesh, spec = mesh_of(x=2, y=2), PartitionSpec("x")
+    call = jax.shard_map(operation, mesh=mesh, in_specs=spec, out_specs=spec, **options)
+    with pytest.raises(UnsupportedError) as caught:
+        jax.jit(call)(numbers((4, 4), np.float32))
     line = f"{__file__}:{operation.__code__.co_firstlineno} (<lambda>): "
     assert str(caught.value).startswith(line) and text in str(caught.value)
 

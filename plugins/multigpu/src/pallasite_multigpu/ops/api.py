@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite.plugin import InvalidTypeError, InvalidValueError
+from pallasite.plugin import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite.plugin.jax_internals import itemsize_bits, match_varying_axes
 from pallasite_multigpu.ops import choice, kernels, tuning
+from pallasite_multigpu.ops.devices import devices_along
 from pallasite_multigpu.ops.tiles import Tiles, split
 
 type Reduction = Literal["add", "min", "max", "and", "or", "xor"]
@@ -110,7 +111,7 @@ def reduce_scatter(
     _check_divisible(x, dimension, axis_name, "scatter_dimension")
     plan = _chosen_plan(
         "reduce_scatter",
-        *(x, axis_name, _count(axis_name), (num_blocks, tile_size, vec_size)),
+        *(x, axis_name, devices_along(axis_name), (num_blocks, tile_size, vec_size)),
         lambda one, x: _reduce_scatter(x, axis_name, dimension, reduction, one),
         *(dimension, reduction),
     )
@@ -164,7 +165,8 @@ def all_reduce(
             got=method,
             expected='"one_step", "two_steps", "pipelined" or "multicast"',
         )
-    nbytes, count = x.size * x.dtype.itemsize, _count(axis_name)
+    nbytes, count = x.size * x.dtype.itemsize, devices_along(axis_name)
+    _check_multicast(method, axis_name, count)
     chosen: str = method or choice.method_of_all_reduce(nbytes, count, x.size % count == 0)
     unroll = choice.unroll_of_all_reduce(chosen, nbytes, x.dtype.itemsize)
     plan = _plan(x, count, num_blocks, tile_size, vec_size, unroll)
@@ -217,7 +219,7 @@ def all_to_all(
     _check_divisible(x, from_, axis_name, "split_dimension")
     plan = _chosen_plan(
         "all_to_all",
-        *(x, axis_name, _count(axis_name), (num_blocks, tile_size, vec_size)),
+        *(x, axis_name, devices_along(axis_name), (num_blocks, tile_size, vec_size)),
         lambda one, x: _all_to_all(x, axis_name, from_, to, one),
         *(from_, to),
     )
@@ -225,11 +227,6 @@ def all_to_all(
 
 
 # Arguments ----------------------------------------------------------------------------------------
-
-
-def _count(axis_name: Hashable) -> int:
-    """Devices along an axis, or along several."""
-    return int(jax.lax.axis_size(axis_name))
 
 
 def _checked(axis_name: Hashable) -> bool:
@@ -293,8 +290,20 @@ def _check_reduction(x: jax.Array, reduction: str) -> None:
         )
 
 
+def _check_multicast(method: Method | None, axis_name: Hashable, count: int) -> None:
+    axes = jax.sharding.get_abstract_mesh().axis_names
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    if method == "multicast" and count > 1 and not set(axes) <= set(names):
+        raise UnsupportedError(
+            "all_reduce: multicast along some axes of the device mesh only",
+            got=list(names),
+            expected=f"all of {list(axes)}",
+            hint="use another method, or a mesh of just these axes",
+        )
+
+
 def _check_divisible(x: jax.Array, dimension: int, axis_name: Hashable, name: str) -> None:
-    count = _count(axis_name)
+    count = devices_along(axis_name)
     if x.shape[dimension] % count:
         raise InvalidValueError(
             f"{name} cannot be divided among the devices",
@@ -364,7 +373,7 @@ def _in_whole_bytes(x: jax.Array, columns: int) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _all_gather(x: jax.Array, axis: Hashable, dimension: int, plan: choice.Plan) -> jax.Array:
-    count = _count(axis)
+    count = devices_along(axis)
     rows, columns = split(x.shape, dimension)
     shape = list(x.shape)
     shape[dimension] *= count
@@ -390,7 +399,7 @@ _all_gather.defvjp(_all_gather_fwd, _all_gather_bwd)
 def _reduce_scatter(
     x: jax.Array, axis: Hashable, dimension: int, reduction: str, plan: choice.Plan
 ) -> jax.Array:
-    count = _count(axis)
+    count = devices_along(axis)
     shape = list(x.shape)
     shape[dimension] //= count
     if count == 1 or not x.size:
@@ -421,7 +430,7 @@ _sum_scatter.defvjp(_sum_scatter_fwd, _sum_scatter_bwd)
 def _all_reduce(
     x: jax.Array, axis: Hashable, reduction: str, method: str, plan: choice.Plan
 ) -> jax.Array:
-    count = _count(axis)
+    count = devices_along(axis)
     if count == 1 or not x.size:
         # XLA leaves nothing of it: only the type changes, to one that does not vary over the axis.
         return jax.lax.psum(_in_whole_bytes(x, 1), axis).astype(x.dtype) if _checked(axis) else x
@@ -469,7 +478,7 @@ _sum.defvjp(_sum_fwd, _sum_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _all_to_all(x: jax.Array, axis: Hashable, from_: int, to: int, plan: choice.Plan) -> jax.Array:
-    count = _count(axis)
+    count = devices_along(axis)
     if count == 1 or not x.size:
         return x
     parts = (

@@ -14,6 +14,7 @@ from jax import lax
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
 from pallasite_multigpu.ops import moe_kernels
+from pallasite_multigpu.ops.devices import devices_along
 from pallasite_multigpu.ops.moe_kernels import Experts
 from pallasite_std.api import in_32_bits
 
@@ -80,7 +81,7 @@ def moe_dispatch(
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit.
     """
-    count = int(lax.axis_size(axis_name))
+    count = devices_along(axis_name)
     _check(x, experts, num_experts, count, capacity)
     if capacity is None:
         capacity = max(1, count * experts.size)
@@ -133,7 +134,7 @@ def moe_combine(
             got=f"{weights.dtype}{list(weights.shape)}",
             expected=f"floating-point numbers of shape {list(route.places.shape)}",
         )
-    count = int(lax.axis_size(axis_name))
+    count = devices_along(axis_name)
     layout = Experts(axis_name, count, route.num_experts, route.capacity)
     if weights is None:
         weights = jnp.ones(route.places.shape, jnp.float32)

@@ -18,6 +18,7 @@ from pallasite import ops
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
 from pallasite_multigpu.ops import choice, tuning
 from pallasite_multigpu.ops.api import all_gather, reduce_scatter
+from pallasite_multigpu.ops.devices import devices_along
 from pallasite_std.api import in_32_bits
 
 SCATTERS = True
@@ -125,7 +126,7 @@ def _tuned(
 ) -> Any:
     """The configuration of a kernel that communicates, if the caller gives none: of those that fit,
     or None, which is the default."""
-    (m, k), n, count = lhs.shape, rhs.shape[1], jax.lax.axis_size(axis_name)
+    (m, k), n, count = lhs.shape, rhs.shape[1], devices_along(axis_name)
     return tuning.chosen(
         name,
         [lhs, rhs],
@@ -145,7 +146,7 @@ def _scatters(
         return False
     from pallasite_multigpu.ops import scattered_product
 
-    (m, k), n, count = lhs.shape, rhs.shape[1], jax.lax.axis_size(axis_name)
+    (m, k), n, count = lhs.shape, rhs.shape[1], devices_along(axis_name)
     return scattered_product.fits(m, n, k, lhs.dtype, out_dtype or lhs.dtype, count, config)
 
 
@@ -156,7 +157,7 @@ def _scattered_product(
     from pallasite_multigpu.ops import scattered_product
 
     blocks = select_target().multiprocessors or 132
-    count = jax.lax.axis_size(axis)
+    count = devices_along(axis)
     return scattered_product.scattered_product(lhs, rhs, axis, count, out_dtype, blocks, config)
 
 
@@ -184,7 +185,7 @@ def _fuses(
         return False
     from pallasite_multigpu.ops import gathered_product
 
-    (m, k), n, count = lhs.shape, rhs.shape[1], jax.lax.axis_size(axis_name)
+    (m, k), n, count = lhs.shape, rhs.shape[1], devices_along(axis_name)
     return gathered_product.fits(m, n, k, lhs.dtype, out_dtype, count, config)
 
 
@@ -195,7 +196,7 @@ def _gathered_product(
     from pallasite_multigpu.ops import gathered_product
 
     blocks = select_target().multiprocessors or 132
-    count = jax.lax.axis_size(axis)
+    count = devices_along(axis)
     found = gathered_product.gathered_product(lhs, rhs, axis, count, out_dtype, blocks, config)
     return found[0]
 

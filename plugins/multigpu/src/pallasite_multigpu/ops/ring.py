@@ -16,6 +16,7 @@ from pallasite import ops
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_multigpu.ops import choice, ring_steps, tuning
 from pallasite_multigpu.ops.api import all_gather
+from pallasite_multigpu.ops.devices import devices_along
 from pallasite_multigpu.ops.ring_schedule import (
     Placement,
     Step,
@@ -42,7 +43,7 @@ class _Call:
     @property
     def count(self) -> int:
         """Devices of the ring."""
-        return int(lax.axis_size(self.axis))
+        return devices_along(self.axis)
 
     @property
     def options(self) -> dict[str, Any]:

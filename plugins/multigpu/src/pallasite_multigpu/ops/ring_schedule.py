@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from jax import lax
 
+from pallasite.plugin import InvalidValueError
+
 type Placement = Literal["contiguous", "zigzag"]
 
 
@@ -33,7 +35,17 @@ def zigzag_order(length: int, devices: int) -> np.ndarray:
 
     Returns:
       (length,), int64: for each place the number of its token.
+
+    Raises:
+      InvalidValueError: a length that the devices cannot share.
     """
+    if devices < 1 or length < 0 or length % devices:
+        raise InvalidValueError(
+            "zigzag_order: the sequence cannot be divided among the devices",
+            got=f"{length} tokens, {devices} devices",
+            expected="a multiple of the number of devices",
+            hint="pad the sequence",
+        )
     first, second = chunks(length // devices)
     found = []
     for device in range(devices):
