@@ -19,6 +19,7 @@ from pallasite.errors import MissingNameError, PallasiteError, PluginError, Unsu
 from pallasite.extensions import Operation
 from pallasite.known_plugins import remedy
 from pallasite.language.checks import errors_at
+from pallasite.plugin_values import Guard
 from pallasite.target_selection import select_target
 from pallasite.targets import Target
 
@@ -74,13 +75,12 @@ def _chosen(
     for entry in implementations(name, target):
         reason = None
         if entry.refuses is not None:
-            reason = _function(entry.refuses, entry)(*args, **kwargs)
-            if reason is not None and not isinstance(reason, str):
-                plugin = plugins.manager().label(entry.plugin)
-                what = f"pallasite_operations of plugin {plugin}: {entry.refuses}"
-                raise PluginError(
-                    f"{what} returned the wrong thing", got=repr(reason), expected="None or a text"
-                )
+            try:
+                reason = _function(entry.refuses, entry, "str | None")(*args, **kwargs)
+            except PluginError as error:
+                reason = _unbound(_function(entry.implementation, entry), args, kwargs)
+                if reason is None or error.__cause__ is None:
+                    raise
         if reason is None:
             return _function(entry.implementation, entry)
         refusals.append(f"{entry.plugin}: {reason}")
@@ -91,8 +91,18 @@ def _chosen(
     )
 
 
+def _unbound(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Why a function's parameters do not take arguments."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
 @functools.lru_cache(maxsize=1024)
-def _function(path: str, entry: Operation) -> Callable[..., Any]:
+def _function(path: str, entry: Operation, result: str = "") -> Callable[..., Any]:
+    """A function by its name; one that says what it returns is called through a guard."""
     module, _, attribute = path.partition(":")
     what = f"pallasite_operations of plugin {plugins.manager().label(entry.plugin)}: {path}"
     try:
@@ -108,4 +118,4 @@ def _function(path: str, entry: Operation) -> Callable[..., Any]:
         raise PluginError(
             f"{what}, of operation {entry.name!r}, is no function", got=repr(function)
         )
-    return function
+    return Guard(function, what, result) if result else function

@@ -152,7 +152,7 @@ def guarded(record: Any, plugin: str, hook: str) -> Any:
             last = _split(functions[0].removeprefix("Callable[").rpartition("]")[0], ",")[-1]
             result = _RESULTS.get((kind, field.name), last)
             what = f"{hook} of plugin {plugin}: {field.name} of {_called(record)}"
-            guards[field.name] = _Guard(value, what, result)
+            guards[field.name] = Guard(value, what, result)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             guards[field.name] = guarded(value, plugin, hook)
     return dataclasses.replace(record, **guards) if guards else record
@@ -165,7 +165,7 @@ def _called(record: Any) -> str:
     return type(record).__name__
 
 
-class _Guard:
+class Guard:
     """A function of a plugin; equal to it, and to those that guard the same one."""
 
     def __init__(self, function: Callable[..., Any], what: str, result: str):

@@ -63,7 +63,10 @@ class Kernels:
     def ptx(self, target=HOPPER):
         with self.module.context:
             self.module.operation.verify()
-            return ptx.to_ptx(translate(self.module, debug_info=False), target)
+            llvm = translate(self.module, debug_info=False)
+        with ptx.parsed(llvm) as module:
+            ptx.optimize(module, target)
+            return ptx.emit(module, target)
 
     def check(self):
         for target in (HOPPER, BLACKWELL):

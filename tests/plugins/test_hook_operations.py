@@ -30,8 +30,13 @@ def only_small(a, b):
     return f"{a.shape[0]} rows, it takes 8" if a.shape[0] > 8 else None
 
 
+def broken(a, b):
+    """A function of a plugin that fails."""
+    return a.size_of_rows + b
+
+
 MODULE = types.ModuleType("operations_of_somebody")
-vars(MODULE).update(halved=halved, doubled=doubled, only_small=only_small)
+vars(MODULE).update(halved=halved, doubled=doubled, only_small=only_small, broken=broken)
 
 
 def operation(implementation="halved", name="matmul", **options):
@@ -120,6 +125,34 @@ def test_nobody_takes_it():
         pallasite.ops.merge(*small(9))
     assert "no implementation of merge on sm_90a takes these arguments" in str(caught.value)
     assert "got: somebody: 9 rows, it takes 8" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (small(8)[:1], "somebody: missing a required argument: 'b'"),
+        ((*small(8), 1), "somebody: too many positional arguments"),
+    ],
+)
+def test_arguments_that_it_does_not_have(arguments, text):
+    with (
+        registered(operation(name="merge", refuses="operations_of_somebody:only_small")),
+        pytest.raises(pallasite.UnsupportedError) as caught,
+    ):
+        pallasite.ops.merge(*arguments)
+    assert f"got: {text}" in str(caught.value)
+
+
+def test_it_fails_to_refuse():
+    with (
+        registered(operation(name="merge", refuses="operations_of_somebody:broken")),
+        pytest.raises(plugin.PluginError) as caught,
+    ):
+        pallasite.ops.merge(*small())
+    assert "plugin 'somebody' (in process): operations_of_somebody:broken failed" in str(
+        caught.value
+    )
+    assert "AttributeError" in str(caught.value) and __file__ in str(caught.value)
 
 
 def test_two_that_are_equally_specific():

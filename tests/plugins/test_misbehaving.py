@@ -422,6 +422,28 @@ def test_a_rule_that_raises_is_no_defect_of_pallasite(registered):
     assert error.value.location is not None and error.value.location.file == __file__
 
 
+@pytest.mark.parametrize(
+    "rule", [lambda ctx, x, **params: x.registers[0], lambda ctx, x, **params: x.map(lambda one: 3)]
+)
+def test_a_rule_that_returns_no_array_is_blamed_itself(registered, rule):
+    registered(_Rules(rule))
+    with pytest.raises(PluginError, match="exp.* returned the wrong thing|exp.* no MLIR value: 3"):
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+
+
+def test_what_a_function_of_a_plugin_refuses_has_the_line_of_the_kernel():
+    def refuses(x):
+        raise pallasite.InvalidTypeError("only integers", got=x.dtype)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = refuses(x_ref[...])
+
+    x = jax.ShapeDtypeStruct((128,), jnp.float32)
+    with pytest.raises(pallasite.InvalidTypeError) as error:
+        pallasite.compile(plgpu.kernel(body, out_type=x), x, target="sm_90")
+    assert error.value.location is not None and error.value.location.file == __file__
+
+
 @pytest.mark.parametrize("stage", ["jaxpr", "mlir", "llvm", "ptx"])
 def test_a_pass_that_returns_nonsense_is_named(registered, stage):
     one = Pass(name="nonsense", stage=stage, run=lambda value, context: 3)

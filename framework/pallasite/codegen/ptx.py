@@ -210,10 +210,3 @@ def emit(module: Any, target: Target) -> str:
         ptx = str(target_machine(target).emit_assembly(module))
     # Labels for debug sections that do not exist, and an empty section.
     return _DEBUG_NOISE.sub("", ptx)
-
-
-def to_ptx(llvm: str, target: Target, *, speed_level: int = _DEFAULT_SPEED_LEVEL) -> str:
-    """LLVM IR text to PTX in one step: :func:`parsed`, :func:`optimize` and :func:`emit`."""
-    with parsed(llvm) as module:
-        optimize(module, target, speed_level=speed_level)
-        return emit(module, target)

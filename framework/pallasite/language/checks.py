@@ -195,8 +195,8 @@ def errors_at_user_line() -> Iterator[None]:
     with _jax.whole_tracebacks():
         try:
             yield
-        except PallasiteError:
-            raise
+        except PallasiteError as error:
+            raise error.at(_jax.last_user_frame(error)) from error.__cause__
         except Exception as error:
             location = _jax.last_user_frame(error)
             if location is None or _jax.raised_by_user(error):

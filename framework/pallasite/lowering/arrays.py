@@ -41,6 +41,8 @@ class RegisterArray:
                 f"a register array of layout {describe(self.layout)} needs {expected} registers,"
                 f" not {len(self.registers)}"
             )
+        if not all(isinstance(one, ir.Value) for one in self.registers[:1]):
+            raise TypeError(f"a register is no MLIR value: {self.registers[0]!r}")
 
     @staticmethod
     def splat(value: ir.Value, dtype: Any, shape: Sequence[int] = ()) -> RegisterArray:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxlib.mlir import ir
 
 from pallasite import _jax, plugins
 from pallasite.errors import PluginError, UnsupportedError
@@ -100,7 +101,7 @@ class LayoutStrategy(abc.ABC):
         if (
             not isinstance(results, tuple)
             or len(results) != len(outputs)
-            or any(type(one) in _NO_VALUES for one in results)
+            or any(type(one) in _NO_VALUES or isinstance(one, ir.Value) for one in results)
             or any(one is None for one, used in zip(results, context.used, strict=True) if used)
         ):
             types = ", ".join(str(variable.aval) for variable in outputs)

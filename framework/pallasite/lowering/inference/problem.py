@@ -85,14 +85,6 @@ class MemoryChoice:
     given: bool = False
 
 
-@dataclasses.dataclass
-class Assignment:
-    """A layout for each group of variables (by its representative) and each choice."""
-
-    groups: dict[int, Layout]
-    memory: list[MemoryLayout]
-
-
 class Factor(abc.ABC):
     """What an equation costs, given the layouts of some groups and allocations.
 
