@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Generator
 from typing import Any
@@ -20,6 +21,7 @@ from tests import (  # session_end first: see there
 )
 from tests.accepted_ptx import AcceptedPtx
 from tests.checkout_plugins import install_plugins
+from tests.tool_results import ToolResults
 
 from pallasite import config
 from pallasite.codegen import assembler
@@ -98,7 +100,8 @@ def semantics(request: pytest.FixtureRequest) -> LoweringSemantics:
 
 @pytest.fixture(scope="session")
 def _accepted_ptx(request: pytest.FixtureRequest) -> Generator[AcceptedPtx | None]:
-    """What ptxas has accepted, in pytest's cache; None where there is no ptxas."""
+    """What ptxas has accepted, in pytest's cache, as is what it and the disassemblers have made;
+    None where there is no ptxas."""
     program = find_tool("ptxas").path
     if program is None:
         yield None
@@ -106,6 +109,7 @@ def _accepted_ptx(request: pytest.FixtureRequest) -> Generator[AcceptedPtx | Non
     cache = getattr(request.config, "cache", None)
     accepted = AcceptedPtx(program, None if cache is None else cache.mkdir("ptx"))
     AcceptedPtx.of_session = accepted
+    ToolResults.of_session = None if cache is None else ToolResults(cache.mkdir("tools"))
     yield accepted
     accepted.check_noted()
 
@@ -130,7 +134,8 @@ def _every_ptx_assembles(
         return result
 
     def run_program_and_note(command: list[str]) -> Any:
-        done = run_program(command)
+        results = ToolResults.of_session
+        done = run_program(command) if results is None else results.run(command, run_program)
         if done.returncode == 0 and command[0] == str(accepted.program):
             target = next(one.removeprefix("-arch=") for one in command if "-arch=" in one)
             accepted.add(pathlib.Path(command[-1]).read_text(), target)
@@ -158,12 +163,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """While modules of tests are imported, there is hardly any garbage."""
+    """While modules of tests are imported, there is hardly any garbage. What is compiled of them is
+    kept, even where Python is told to keep nothing: each process takes 12 s for it."""
+    writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
+        sys.dont_write_bytecode = writes_none
 
 
 def pytest_collection_finish() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pathlib
 import re
-import subprocess
 
 import jax
 import jax.numpy as jnp
 import pytest
+from tests import tool_results
 
 import pallasite
 from pallasite import gpu as plgpu
@@ -31,7 +31,9 @@ def test_machine_code_has_the_lines_of_the_kernel(tmp_path):
     path = tmp_path / "kernel.cubin"
     path.write_bytes(compiled.cubin)
     command = [str(disassembler), "-g", "-c", str(path)]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = tool_results.run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    listing = done.stdout
     lines = {int(n) for n in re.findall(rf'File "{re.escape(__file__)}", line (\d+)', listing)}
     source = pathlib.Path(__file__).read_text().splitlines()
     assert {source[line - 1].strip() for line in lines} >= {"value = x[...]"}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import pytest
+from tests import tool_results
 
 from pallasite import plugins
 from pallasite.codegen.tools import find_tool
@@ -95,11 +94,8 @@ def test_assembler_agrees_with_the_features(name, feature, tmp_path):
     source = tmp_path / "kernel.ptx"
     version = target.ptx_version / 10
     source.write_text(HEADER.format(version=version, name=name, body=INSTRUCTIONS[feature]))
-    result = subprocess.run(
-        [tool.path, f"-arch={name}", source, "-o", tmp_path / "kernel.cubin"],
-        capture_output=True,
-        text=True,
-    )
+    command = [tool.path, f"-arch={name}", source, "-o", tmp_path / "kernel.cubin"]
+    result = tool_results.run(command, tmp_path)
     if target.has(feature):
         assert result.returncode == 0, result.stdout + result.stderr
     else:

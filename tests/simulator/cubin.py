@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests import tool_results
 
 from pallasite.codegen.tools import find_tool
 
@@ -64,7 +65,7 @@ def ptxas(
         pytest.skip("ptxas is not installed")
     (directory / "module.ptx").write_text(ptx)
     command = [assembler, f"-arch={target}", *options, "-o", "module.cubin", "module.ptx"]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True)
+    return tool_results.run(command, directory)
 
 
 def assemble(ptx: str, directory: Path, target: str = "sm_90a", *options: str) -> Cubin:

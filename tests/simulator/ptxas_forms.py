@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
-import subprocess
 import tempfile
 from collections.abc import Sequence
 
 import pytest
+from tests import tool_results
 
 from pallasite.codegen.tools import find_tool
 from pallasite_simulator.errors import PtxError
@@ -32,7 +33,7 @@ def rejected(lines: Sequence[str], declarations: str, target: str) -> set[int]:
         file.write(head + "\n".join(lines) + "\nret;\n}\n")
         file.flush()
         command = [str(ptxas), f"-arch={target}", file.name, "-o", "/dev/null"]
-        found = subprocess.run(command, capture_output=True, text=True)
+        found = tool_results.run(command, pathlib.Path(file.name).parent)
     first = head.count("\n") + 1
     numbers = {int(one) - first for one in re.findall(r"line (\d+); error", found.stderr)}
     assert numbers or not found.returncode, found.stderr
