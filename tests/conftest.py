@@ -42,7 +42,6 @@ if not HAS_GPU:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # Threads of BLAS wait in loops, which takes time from other processes of the session.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    xla_programs.share()
     xla_programs.be_quick()
 
 # What Triton makes for tests is shared by all processes of a session.
@@ -155,7 +154,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Processes of pytest-xdist take less time to begin, and do not take long to end."""
+    """What XLA compiles on the CPU is kept. Processes of pytest-xdist take less time to begin, and
+    do not take long to end."""
+    if not HAS_GPU:
+        xla_programs.share(getattr(config, "cache", None))
     if hasattr(config, "workerinput"):
         collection_order.share_work(config)
         session_end.be_quick()

@@ -27,6 +27,17 @@ def shared(purpose: str) -> pathlib.Path:
     return pathlib.Path(os.environ[variable])
 
 
+def forget_the_oldest(folder: pathlib.Path, most_bytes: int) -> None:
+    """Removes files that were written first until there are no more bytes in a folder."""
+    files = [(one, one.stat()) for one in folder.iterdir() if one.is_file()]
+    above = sum(status.st_size for _, status in files) - most_bytes
+    for file, status in sorted(files, key=lambda one: one[1].st_mtime):
+        if above <= 0:
+            break
+        file.unlink(missing_ok=True)
+        above -= status.st_size
+
+
 def _remove(folder: pathlib.Path, process: int) -> None:
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

@@ -17,6 +17,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from tests import session_folders
+
 from pallasite.codegen.tools import find_tool
 
 TOOLS = ("ptxas", "nvdisasm", "cuobjdump")
@@ -59,7 +61,7 @@ class ToolResults:
         self._folder = folder
         found = [find_tool(name).path for name in TOOLS] if programs is None else programs
         self._programs = {str(program) for program in found if program is not None}
-        self._forget_the_oldest()
+        session_folders.forget_the_oldest(folder, MOST_BYTES)
 
     def run(
         self,
@@ -112,16 +114,6 @@ class ToolResults:
             digest.update(f"\0{number in inputs} {kind} {len(content)}\0".encode())
             digest.update(content)
         return digest.hexdigest()
-
-    def _forget_the_oldest(self) -> None:
-        files = [(one, one.stat()) for one in self._folder.iterdir() if one.is_file()]
-        files.sort(key=lambda one: one[1].st_mtime)
-        above = sum(status.st_size for _, status in files) - MOST_BYTES
-        for file, status in files:
-            if above <= 0:
-                break
-            file.unlink(missing_ok=True)
-            above -= status.st_size
 
 
 @functools.cache

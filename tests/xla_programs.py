@@ -1,20 +1,25 @@
 """What XLA compiles on the CPU, inputs and references of tests, takes little time.
 
 JAX traces and compiles whatever it runs again each time that an option or a plugin has changed, and
-every process of a session does. So each program is compiled once in a session; programs that call
-back into Python, as kernels do, are not kept. What is compiled is for the most part small and runs
-once, so that most of what makes it run fast takes longer than it saves; the smallest programs are
-not compiled at all (``numpy_programs``).
+every process of a session does. So each program is compiled once, for later sessions on the same
+processor as well; programs that call back into Python, as kernels do, are not kept. What is
+compiled is for the most part small and runs once, so that most of what makes it run fast takes
+longer than it saves; the smallest programs are not compiled at all (``numpy_programs``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pathlib
+import platform
+import shutil
 from collections import Counter
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax._src import compiler, lax
 from jaxlib.mlir import ir
 from tests import numpy_programs, session_folders
@@ -26,17 +31,41 @@ EVERYTHING: dict[str, float | int] = {
 }
 
 
-def share() -> None:
-    """Makes this process and those that it starts use one folder, which it removes at its end.
+MOST_BYTES = 1 << 27
+"""What is kept from one session to the next; a session of the whole suite has a quarter of it."""
+
+
+def share(cache: pytest.Cache | None) -> None:
+    """Makes this process and those that it starts use one folder of the cache of sessions; without
+    one, it is removed at the end of this process.
 
     Processes that were started with such a folder, or by somebody who has one, keep it.
     """
     if os.environ.get(FOLDER.upper()):
         return
-    folder = str(session_folders.make("xla"))
-    for name, value in {FOLDER: folder, **EVERYTHING}.items():
+    if cache is None:
+        folder = session_folders.make("xla")
+    else:
+        folder = cache.mkdir(f"xla-{_how_it_is_compiled()}")
+        for other in folder.parent.glob("xla-*"):
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+        session_folders.forget_the_oldest(folder, MOST_BYTES)
+    for name, value in {FOLDER: str(folder), **EVERYTHING}.items():
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
+
+
+def _how_it_is_compiled() -> str:
+    """What decides about machine code besides what XLA compares: the processor and this module."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = {line for line in lines if line.startswith(("flags", "Features", "model name"))}
+    words = [platform.machine(), platform.processor(), *sorted(flags)]
+    source = pathlib.Path(__file__).read_text()
+    return hashlib.sha256("\0".join([source, *words]).encode()).hexdigest()[:12]
 
 
 def be_quick() -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-import pallasite
 from pallasite import cli, hookspecs, plugins
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -62,20 +61,19 @@ def _plugins_of_this_process() -> Iterator[None]:
 def test_code_runs(page: pathlib.Path):
     namespace: dict[str, object] = {"__name__": "document"}
     printed = ""
-    with pallasite.config.scoped(cache=False):
-        for block in blocks_of(page):
-            if block.kind == "python":
-                if block.needs_gpu and jax.default_backend() != "gpu":
-                    continue
-                # Empty lines in front make the line numbers in errors those of the page.
-                source = "\n" * (block.line - 1) + block.text
-                name = str(page.relative_to(ROOT))
-                with contextlib.redirect_stdout(io.StringIO()) as output:
-                    exec(compile(source, name, "exec", dont_inherit=True), namespace)
-                printed = output.getvalue()
-            elif block.kind == "text output":
-                same = doctest.OutputChecker().check_output(block.text, printed, doctest.ELLIPSIS)
-                assert same, f"{page.name}:{block.line} is not what is printed:\n{printed}"
+    for block in blocks_of(page):
+        if block.kind == "python":
+            if block.needs_gpu and jax.default_backend() != "gpu":
+                continue
+            # Empty lines in front make the line numbers in errors those of the page.
+            source = "\n" * (block.line - 1) + block.text
+            name = str(page.relative_to(ROOT))
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(compile(source, name, "exec", dont_inherit=True), namespace)
+            printed = output.getvalue()
+        elif block.kind == "text output":
+            same = doctest.OutputChecker().check_output(block.text, printed, doctest.ELLIPSIS)
+            assert same, f"{page.name}:{block.line} is not what is printed:\n{printed}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
