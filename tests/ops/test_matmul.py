@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import jax
@@ -166,6 +167,16 @@ def test_errors():
             MatmulConfig(**wrong)
 
 
+@dataclasses.dataclass
+class _Scaled:
+    """A function that cannot be a key."""
+
+    factor: float
+
+    def __call__(self, x):
+        return x * self.factor
+
+
 @pytest.mark.parametrize(
     ("activation", "message"),
     [
@@ -176,6 +187,14 @@ def test_errors():
         (lambda x: x * jnp.arange(16.0), "cannot be applied to a matrix of any extents"),
         (jax.nn.softmax, "not work element by element: kernels .*\n  got: reduce_max of"),
         (lambda x: jnp.flip(x, 0), "got: rev of the whole array"),
+        (lambda x: jnp.roll(x, 1), "got: slice of the whole array"),
+        (lambda x: x[:, jnp.zeros(x.shape[1], int)], "got: gather of the whole array"),
+        (lambda x: x + jnp.arange(x.shape[1]), "got: iota of the whole array"),
+        (
+            lambda x: x * jax.random.uniform(jax.random.key(0), x.shape),
+            "got: random_bits of the whole array",
+        ),
+        (_Scaled(2.0), "activation has no hash, .*\n  got: a _Scaled"),
     ],
 )
 def test_activations_that_see_other_elements(activation, message):

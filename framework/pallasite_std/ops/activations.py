@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,9 +21,14 @@ _MIXING = frozenset(
         *("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"),
         *("argmax", "argmin", "sort", "top_k", "rev", "dot_general"),
         *("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "reduce_window", "fft"),
+        *("slice", "dynamic_slice", "dynamic_update_slice", "gather", "pad"),
+        *("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "scatter_sub"),
     )
 )
 """Primitives that make an element of several, or of another one."""
+
+_NUMBERING = frozenset(("iota", "random_bits"))
+"""Primitives that make elements of where they are."""
 
 _checked: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -40,7 +46,14 @@ def check_activation(activation: Any) -> None:
             got=repr(activation),
             expected="a function of an array, such as jax.nn.relu",
         )
-    with contextlib.suppress(TypeError):  # Without a hash, or weak references.
+    if not isinstance(activation, Hashable):
+        raise InvalidTypeError(
+            "activation has no hash, by which kernels are found again",
+            got=f"a {type(activation).__name__}",
+            expected="a function, or an object with __hash__",
+            hint="a frozen dataclass has one",
+        )
+    with contextlib.suppress(TypeError):  # Without weak references.
         if activation in _checked:
             return
     _check(activation)
@@ -77,11 +90,15 @@ def _check(activation: Any) -> None:
 
 
 def _mixing(jaxpr: Any) -> str | None:
-    """The first primitive that makes elements of several ones; None if there is none."""
+    """The first primitive that makes elements of others, or of where they are; None if there is
+    none."""
     for equation in jaxpr.eqns:
-        whole = any(getattr(var.aval, "shape", ()) == _SHAPE for var in equation.invars)
-        if whole and equation.primitive.name in _MIXING:
-            return str(equation.primitive.name)
+        name = str(equation.primitive.name)
+        sizes = [math.prod(getattr(var.aval, "shape", ())) for var in equation.invars]
+        whole = math.prod(_SHAPE) in sizes  # Reshaped, too.
+        extents = {n for var in equation.outvars for n in getattr(var.aval, "shape", ())}
+        if (whole and name in _MIXING) or (name in _NUMBERING and extents & set(_SHAPE)):
+            return name
         for inner in _jaxprs(equation.params):
             found = _mixing(inner)
             if found is not None:
