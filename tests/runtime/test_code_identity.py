@@ -11,12 +11,14 @@ import sys
 import time
 import types
 
+import numpy as np
 import pytest
 
 from pallasite import config
 from pallasite_std.caching import loaded_code
 from pallasite_std.caching.code_identity import CodeIdentity, EditedError
 from pallasite_std.caching.loaded_code import LoadedCode
+from pallasite_std.caching.object_fields import codes_of
 
 LATER = 2**62
 """Nanoseconds of the epoch after every edit."""
@@ -261,9 +263,12 @@ def patches():
 
 
 @pytest.mark.parametrize("versions", sorted({False, loaded_code.HAS_VERSIONS}))
+@pytest.mark.parametrize("fields", sorted({False, codes_of([]) is not None}))
 @pytest.mark.parametrize("what", patches())
-def test_patches_are_noticed(site, monkeypatch, what, versions):
+def test_patches_are_noticed(site, monkeypatch, what, fields, versions):
     monkeypatch.setattr(loaded_code, "HAS_VERSIONS", versions)
+    if not fields:
+        monkeypatch.setattr(loaded_code, "codes_of", lambda functions: None)
     (site / "patched_plugin.py").write_text(MODULE)
     module = importlib.import_module("patched_plugin")
     watched = LoadedCode()
@@ -280,6 +285,18 @@ def test_patches_are_noticed(site, monkeypatch, what, versions):
     if what in ("function", "cached", "class", "constant", "gone"):
         vars(module).update(before)
         assert watched.generation({"patched_plugin"}) == 0
+
+
+@pytest.mark.skipif(codes_of([]) is None, reason="it is not known where functions have their code")
+def test_codes_of_functions_are_read_at_once():
+    functions = [eval(f"lambda: {number}") for number in range(100)]
+    fields = codes_of(functions)
+    codes = [function.__code__ for function in functions]
+    assert fields.read().tolist() == list(map(id, codes))
+    functions[7].__code__ = functions[30].__code__
+    assert np.flatnonzero(fields.read() != np.array(list(map(id, codes)))).tolist() == [7]
+    functions[7].__code__ = codes[7]
+    assert fields.read().tolist() == list(map(id, codes))
 
 
 def test_patches_before_the_first_kernel_are_noticed(site):

@@ -7,6 +7,7 @@ and constants (names in capitals) of the loaded modules of some packages.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
 import sys
@@ -16,7 +17,15 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from pallasite_std.caching.dict_versions import HAS_VERSIONS, version_of
+import numpy as np
+
+from pallasite_std.caching.object_fields import (
+    HAS_VERSIONS,
+    Fields,
+    Words,
+    codes_of,
+    version_of,
+)
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _CODE_OF = operator.attrgetter("__code__")
@@ -169,9 +178,12 @@ class _Snapshot:
         self.names: set[str] = set()
         self._scopes: list[tuple[Mapping[str, Any], Callable[[Any], Any], tuple[Any, ...]]] = []
         self._versions: list[Any] = []
-        self._seen: list[int] = []
+        self._version_fields = Fields([])
+        self._seen: Words | None = None
         self._functions: list[Any] = []
         self._codes: list[Any] = []
+        self._code_fields: Fields | None = None
+        self._known_codes: Words = np.zeros(0, np.uint64)
         self.add(watched)
 
     def add(self, watched: Mapping[str, tuple[Any, list[_Scope]]]) -> None:
@@ -190,21 +202,23 @@ class _Snapshot:
         for one in scopes:
             codes |= zip(one.functions, one.codes, strict=True)
         self._functions, self._codes = list(codes), list(codes.values())
+        self._code_fields = codes_of(self._functions)
+        self._known_codes = np.array(list(map(id, self._codes)), np.uint64)
         if HAS_VERSIONS:
             self._versions.append(version_of(sys.modules))
             self._versions += [one.version for one in scopes if one.names]
-        self._seen = []
+            self._version_fields = Fields(list(map(ctypes.addressof, self._versions)))
+        self._seen = None
 
     def holds(self, packages: Set[str]) -> bool:
         """Whether nothing of these modules was changed since."""
         if packages != self._packages:
             return False
-        changed, seen = self._scopes, [one.value for one in self._versions]
-        if seen and seen == self._seen:
-            changed = []
-        elif seen and self._seen:
-            pairs = zip(seen, self._seen, self._scopes, strict=True)
-            changed = [one for now, before, one in pairs if now != before]
+        changed, seen = self._scopes, None
+        if self._versions:
+            seen = self._version_fields.read()
+            if self._seen is not None:
+                changed = [self._scopes[place] for place in np.flatnonzero(seen != self._seen)]
         try:
             for scope, get, values in changed:
                 # Equal constants may be of several types.
@@ -213,6 +227,8 @@ class _Snapshot:
         except KeyError:
             return False
         self._seen = seen
+        if self._code_fields is not None:
+            return np.array_equal(self._code_fields.read(), self._known_codes)
         return list(map(_CODE_OF, self._functions)) == self._codes
 
 
