@@ -9,7 +9,7 @@ import pytest
 
 import pallasite
 from pallasite import ops
-from pallasite_std.ops.rows import norm_kernels, norms
+from pallasite_std.ops.rows import norm_kernels, norms, pipelines
 from pallasite_std.ops.rows.pipelines import gradient_pipeline
 
 pytestmark = pytest.mark.runs_kernels
@@ -36,6 +36,9 @@ def gradients(x, weight, d_out, d_sum):
         (17, 5120, BF16, 1, False),  # A warpgroup for each 1024 columns, which hold the weight.
         (9, 8192, BF16, 1, False),  # One row at a time.
         (17, 16384, np.dtype(np.float32), 2, False),  # Two blocks of a cluster share a row.
+        (8, 33000, BF16, 4, False),  # Four blocks share a row.
+        (131, 1557, BF16, 1, True),  # Rows begin anywhere in vectors, the last one ends in one.
+        (67, 3002, np.dtype(np.float32), 1, False),  # They begin at two places of vectors.
     ],
 )
 def test_gradients(rows, columns, dtype, multiprocessors, residual, monkeypatch):
@@ -71,7 +74,8 @@ def test_gradients_of_the_widest_rows(monkeypatch):
     monkeypatch.setattr(norms, "machine", lambda: machine)
     norm_kernels.backward.cache_clear()
     assert gradient_pipeline(rows, columns, [BF16] * 2, 2, 1, *machine) is not None
-    assert gradient_pipeline(rows, columns, [BF16] * 2, 4, 1, *machine) is None
+    other = gradient_pipeline(rows, columns, [BF16] * 2, 4, 1, 8, SHARED_MEMORY)
+    assert other is None or other.blocks > 2
     draw = np.random.default_rng(3)
     x, d_out = (jnp.asarray(draw.normal(size=(rows, columns)), BF16) for _ in range(2))
     weight = jnp.asarray(draw.normal(size=columns), BF16)
@@ -86,16 +90,68 @@ def test_gradients_of_the_widest_rows(monkeypatch):
         assert error < 6e-3
 
 
-@pytest.mark.parametrize("itemsizes", [(2, 2), (4, 4), (2, 4), (2, 2, 2)])
-def test_pipelines_fit(itemsizes):
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "centered", "residual", "quantize"),
+    [
+        (131, 3073, BF16, False, True, None),
+        (129, 3081, BF16, True, False, None),  # Two reductions, one after the other.
+        (67, 2047, np.dtype(np.float32), True, True, np.int8),  # Three of them.
+    ],
+)
+def test_forward_of_rows_within_vectors(
+    rows, columns, dtype, centered, residual, quantize, monkeypatch
+):
+    machine = 1, SHARED_MEMORY
+    monkeypatch.setattr(norms, "machine", lambda: machine)
+    found = []
+
+    def recorded(*arguments):
+        found.append(gradient_pipeline(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(pipelines, "gradient_pipeline", recorded)
+    norm_kernels.forward.cache_clear()
+    draw = np.random.default_rng(columns)
+    x, other = (jnp.asarray(draw.normal(size=(rows, columns)) + one, dtype) for one in (1, 0.5))
+    weight, bias = (jnp.asarray(draw.normal(size=columns), dtype) for _ in range(2))
+    options = dict(residual=other if residual else None, quantize=quantize)
+    if centered:
+        results = ops.layer_norm(x, weight, bias, **options)
+    else:
+        results = ops.rms_norm(x, weight, **options)
+    results = results if isinstance(results, tuple) else (results,)
+    norm_kernels.forward.cache_clear()
+    assert found[-1] is not None and found[-1].unaligned
+    total = x + other if residual else x
+    if residual:
+        np.testing.assert_array_equal(np.asarray(results[-1]), np.asarray(total))
+    wide, w, b = (np.asarray(one, np.float64) for one in (total, weight, bias))
+    if centered:
+        wide = wide - wide.mean(-1, keepdims=True)
+    scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + (1e-5 if centered else 1e-6))
+    exact = wide * scale * w + (b if centered else 0.0)
+    value = np.asarray(results[0], np.float64)
+    if quantize is not None:
+        value = value * np.asarray(results[1], np.float64)[:, None]
+    tolerance = 6e-3 if quantize is None else 2e-2
+    assert np.linalg.norm(value - exact) / np.linalg.norm(exact) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("itemsizes", "sums", "depth"),
+    [((2, 2), 2, 1), ((2, 2), 1, 1), ((4, 4), 2, 1), ((2, 4), 2, 1), ((2, 2, 2), 2, 1)]
+    + [((2,), 0, 2), ((4,), 0, 1), ((2, 2), 0, 3)],
+)
+def test_pipelines_fit(itemsizes, sums, depth):
     """Whatever the width, stages and registers suffice, and every column has a warpgroup."""
     dtypes = [np.dtype(f"f{size}") for size in itemsizes]
-    for columns in range(8, 140_000, 248):
-        found = gradient_pipeline(1 << 20, columns, dtypes, 4, 2, 132, SHARED_MEMORY)
+    for columns in range(8, 140_000, 249):
+        found = gradient_pipeline(1 << 13, columns, dtypes, 4, sums, 132, SHARED_MEMORY, depth)
         if found is None:
             continue
         assert 0 < found.last <= found.chunk and found.parts <= 64 and found.threads <= 8
-        assert (found.parts - 1) * found.chunk + found.last == columns
+        assert (found.parts - 1) * found.chunk + found.last == found.padded >= columns
+        assert found.stages >= depth + 2 and found.groups(132) % found.period == 0
         stage = found.chunk * found.threads * found.together * sum(itemsizes)
         weight = 0 if found.held else 4 * found.chunk * found.threads
         assert found.resident * (found.stages * stage + weight) <= SHARED_MEMORY

@@ -63,6 +63,8 @@ def forward(
     registers, vector = Registers(), VECTOR_BYTES // size_of(dtype)
     tiling = streaming_tiling(rows, columns, registers)
     flat = columns % vector > 0 and not tiling.resident and rows * columns < 2**31
+    # What is not in whole chunks is read after them.
+    flat = flat and (columns - vector + 1) % tiling.chunk < columns // 8
 
     def body(block: Rows, x: Any, labels: Any, losses: Any, logarithms: Any) -> None:
         if flat:

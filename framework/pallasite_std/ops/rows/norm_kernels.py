@@ -25,7 +25,7 @@ from pallasite_std.ops.rows.kernel import (
     row_kernel,
 )
 from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
-from pallasite_std.ops.rows.pipelines import gradient_pipeline
+from pallasite_std.ops.rows.pipelines import gradient_pipeline, row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.tiling import (
     LANES,
@@ -193,18 +193,34 @@ def forward(
     exchanges = (2 if norm.centered else 1) + (norm.quantized is not None)
     blocks = max(1, multiprocessors)
     least = STREAMED_COLUMNS if exchanges > 1 else 3 * STREAMED_COLUMNS
+    vectors = range(1 + norm.residual, 1 + norm.residual + norm.weight + norm.bias)
+    matrices = [dtype] * (1 + norm.residual)
+    if suits_pipeline(tiling, matrices):
+        kernel = row_pipeline(
+            body, rows, columns, matrices, _reductions(norm), out_types, norm.name, blocks,
+            shared_memory, vectors, norm.weight_size * len(vectors),
+        )  # fmt: skip
+        if kernel is not None:
+            return kernel
     streamed = None
     if not norm.residual and columns > least:
         streamed = streamed_rows(rows, columns, dtype, blocks, shared_memory)
     if streamed is None:
         return row_kernel(alone(body), rows, tiling, out_types, norm.name, exchanges)
     parts, staging = streamed
-    vectors = range(1, 1 + norm.weight + norm.bias)
     most_held = HELD_SHARE * _WARPGROUPS / parts.threads
     return folding_row_kernel(
         body, no_sums, rows, parts, blocks, 0, out_types, norm.name, exchanges, staging, None,
         vectors, most_held=most_held,
     )  # fmt: skip
+
+
+def _reductions(norm: Norm) -> list[tuple[str, ...]]:
+    """The kinds of what the forward kernel reduces at a time."""
+    early = norm.quantized is not None and not norm.bias
+    found: list[tuple[str, ...]] = [("sum",)] if norm.centered else []
+    found.append(("sum", "max") if early else ("sum",))
+    return [*found, ("max",)] if norm.quantized is not None and not early else found
 
 
 HELD_SHARE = 0.32
@@ -270,10 +286,13 @@ def _pipeline(
     multiprocessors: int,
     shared_memory: int,
 ) -> Pipeline | None:
-    """With one reduction, registers that hold a row are as fast, but for the longest rows."""
+    """With one reduction, registers that hold a row are as fast if it begins at whole vectors, but
+    for the longest rows."""
     matrices = _matrices(norm, dtype)
     long = columns * sum(map(size_of, matrices)) > _LONG
-    if not (norm.centered or long) and _gradient_tiling(norm, rows, columns, dtype).resident:
+    aligned = columns * min(map(size_of, matrices)) % VECTOR_BYTES == 0
+    resident = aligned and _gradient_tiling(norm, rows, columns, dtype).resident
+    if resident and not (norm.centered or long):
         return None
     vectors, sums = norm.weight * norm.weight_size, norm.weight + norm.bias
     return gradient_pipeline(rows, columns, matrices, vectors, sums, multiprocessors, shared_memory)

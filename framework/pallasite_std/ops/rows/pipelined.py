@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +35,13 @@ from pallasite_std.ops.rows.tiling import RowTiling
 
 CLUSTER = "side"
 """The axis of the blocks that share a row."""
-PERIOD = 8
+INTERVAL = 8
 """After so many turns the blocks of a cluster tell one another what they have read: an arrival that
 says so waits for the stores to global memory before it."""
+
+
+FITTING_CLUSTERS = 0.88
+"""Of the clusters of more than two blocks that multiprocessors suffice for, those that fit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +79,11 @@ class Pipeline:
         return self.threads * self.blocks
 
     @property
+    def interval(self) -> int:
+        """Turns after which the blocks of a cluster tell one another what they have read."""
+        return INTERVAL if self.blocks <= 4 else INTERVAL // 2
+
+    @property
     def unaligned(self) -> bool:
         """Whether rows begin within vectors."""
         return self.columns % self.vector > 0
@@ -99,12 +108,13 @@ class Pipeline:
     def groups(self, multiprocessors: int) -> int:
         """Blocks, or clusters, that are resident at a time.
 
-        Clusters lie within parts of the chip that have 16 or 18 multiprocessors.
+        Larger clusters lie within parts of the chip, of which the last one may be incomplete: an
+        H200 of 132 multiprocessors had room for 30 clusters of 4 and 15 of 8. One too many takes
+        as long as all of them, and others of this kind may have room for less.
         """
-        if self.blocks <= 2:
-            found = multiprocessors * self.resident // self.blocks
-        else:
-            found = multiprocessors // 16 * (16 // self.blocks) * self.resident
+        found = multiprocessors * self.resident // self.blocks
+        if self.blocks > 2:
+            found = int(found * FITTING_CLUSTERS)
         return max(1, found // self.period) * self.period
 
 
@@ -112,17 +122,19 @@ class _UnalignedChunk(Chunk):
     """Whole vectors that a row of a flattened matrix has elements of.
 
     Attributes:
-      inside: which elements are the row's.
+      inside: which elements are the row's; None if all are.
     """
 
-    def __init__(self, rows: Rows, position: Any, inside: Any) -> None:
-        kept = rows.resident.keeps
-        super().__init__(rows, position, inside.shape[0], kept=kept)
+    def __init__(self, rows: Rows, position: Any, width: int, inside: Any) -> None:
+        super().__init__(rows, position, width, kept=rows.resident.keeps)
         self.inside = inside
 
     def store(self, ref: Any, value: Any) -> None:
         """See the base class; to a flattened matrix."""
         place = ref.at[pl.ds(self.first, self.width)]
+        if self.inside is None:
+            place[...] = value.astype(ref.dtype)
+            return
         pltriton.store(place, value.astype(ref.dtype), mask=self.inside)
 
 
@@ -184,19 +196,26 @@ def pipelined_row_kernel(
     whole = rows * columns - behind
     # Each warpgroup has a place for what it sends: whole vectors.
     places_of_values = -(-together * sum(map(len, reductions)) // 4) * 4
-    # Of a block, its warpgroups have read a slot when they fill the next; of a cluster, see PERIOD.
-    slots = 2 if blocks == 1 else 2 * PERIOD + depth
+    # Warpgroups of a block have read a slot when they fill the next; of a cluster, see INTERVAL.
+    slots = 2 if blocks == 1 else 2 * pipeline.interval + depth
     assert stages >= depth + 2 and units >= groups * (depth + 1)
     assert groups % pipeline.period == 0
 
     def over_rows(*refs: Any, **scratch: Any) -> None:
         own = lax.axis_index("part") if threads > 1 else 0
         thread = own if blocks == 1 else own + threads * lax.axis_index(CLUSTER)
-        if pipeline.last == pipeline.chunk and not flat:
-            over_columns(pipeline.chunk, own, thread, *refs, **scratch)
+        last, chunk = parts - 1, pipeline.chunk
+        if pipeline.last == chunk and not flat:
+            over_columns(chunk, own, thread, *refs, **scratch)
             return
-        last = parts - 1
-        pl.when(thread < last)(lambda: over_columns(pipeline.chunk, own, thread, *refs, **scratch))
+        # Of rows that begin within vectors, the first and the last warpgroup have ends.
+        if not flat:
+            pl.when(thread < last)(lambda: over_columns(chunk, own, thread, *refs, **scratch))
+        elif last > 0:
+            pl.when(thread == 0)(lambda: over_columns(chunk, own, 0, *refs, **scratch))
+            inner = (thread > 0) & (thread < last)
+            if last > 1:
+                pl.when(inner)(lambda: over_columns(chunk, own, thread, *refs, **scratch))
         ends = last if flat else thread
         pl.when(thread == last)(lambda: over_columns(pipeline.last, own, ends, *refs, **scratch))
 
@@ -211,9 +230,14 @@ def pipelined_row_kernel(
         window = pl.ds(first, width)
         shift: Any = lax.rem(group * columns, vector) if flat else 0
         column = lax.broadcasted_iota(jnp.int32, (width,), 0) + (first - shift)
+        inside = None
+        if flat and isinstance(thread, int):
+            inside = lax.bitcast_convert_type(column, jnp.uint32) < np.uint32(columns)
         held, kept = dict[int, Any](), dict[int, Any]()
         for one in vectors:
-            there: Any = jnp.clip(column, 0, columns - 1) if flat else window
+            there: Any = jnp.clip(column, 0, columns - 1) if inside is not None else window
+            if flat and inside is None:
+                there = pl.ds(first - shift, width)
             values = refs[one][there]
             if pipeline.held:
                 held[id(refs[one])] = values
@@ -298,8 +322,7 @@ def pipelined_row_kernel(
             )
             block = Rows(tiling, row, thread, None, there, held | values)
             if flat:
-                inside = lax.bitcast_convert_type(column, jnp.uint32) < np.uint32(columns)
-                block.resident = _UnalignedChunk(block, position(row), inside)
+                block.resident = _UnalignedChunk(block, position(row), width, inside)
             else:
                 block.resident = Chunk(block, first, width, kept=block.resident.keeps)
             return block, body(block, *refs)
@@ -312,8 +335,7 @@ def pipelined_row_kernel(
                 asked = work.send(known)
             values, kinds, _ = asked
             arrays = values(block.resident)
-            if flat:
-                inside = cast(_UnalignedChunk, block.resident).inside
+            if inside is not None:
                 arrays = [
                     jnp.where(inside, one, NEUTRAL[kind])
                     for kind, one in zip(kinds, arrays, strict=True)
@@ -415,7 +437,7 @@ def pipelined_row_kernel(
                     pl.when(step > 0)(lambda: plgpu.barrier_wait(buffers["seen"]))
                     plgpu.barrier_arrive(buffers["seen"])
 
-                pl.when(lax.rem(step, PERIOD) == 0)(read_until_now)
+                pl.when(lax.rem(step, pipeline.interval) == 0)(read_until_now)
             pl.when(step + stages - 1 < steps)(lambda: fetch(step + stages - 1))
             flying = flights(step, values, known)
             return packed_state(*turn(step + depth, flying, list(so_far), following))
@@ -439,14 +461,17 @@ def pipelined_row_kernel(
         if sums:
             finish(first, group, tuple(so_far), *refs)
 
-    results_in_memory = list(out_types)
-    if flat:
-        size, wide = rows * columns, (groups, pipeline.padded)
-        shapes = [(size,)] * (len(out_types) - sums) + [wide] * sums
-        results_in_memory = [
-            jax.ShapeDtypeStruct(shape, one.dtype)
-            for shape, one in zip(shapes, out_types, strict=True)
-        ]
+    count = len(out_types) - sums
+    flattened = [
+        flat and number < count and len(one.shape) == 2 for number, one in enumerate(out_types)
+    ]
+
+    def in_memory(number: int, one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        """The type of a result as the kernel writes it."""
+        if flattened[number]:
+            return jax.ShapeDtypeStruct((rows * columns,), one.dtype)
+        padded = flat and number >= count
+        return jax.ShapeDtypeStruct((groups, pipeline.padded), one.dtype) if padded else one
 
     @functools.lru_cache(maxsize=8)
     def kernel_of(*vector_types: np.dtype[Any]) -> Callable[..., tuple[jax.Array, ...]]:
@@ -474,7 +499,7 @@ def pipelined_row_kernel(
             arguments |= dict(cluster=(blocks,), cluster_names=(CLUSTER,))
         kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
             over_rows,
-            out_type=tuple(results_in_memory),
+            out_type=tuple(in_memory(number, one) for number, one in enumerate(out_types)),
             grid=(groups,),
             grid_names=("group",),
             kernel_name=name,
@@ -488,12 +513,12 @@ def pipelined_row_kernel(
         if not flat:
             return kernel(*operands)
         matrices = [one.reshape(-1) for one in operands[: len(dtypes)]]
-        results = kernel(*matrices, *operands[len(dtypes) :])
-        count = len(results) - sums
-        return (
-            *(one.reshape(rows, columns) for one in results[:count]),
-            *(_without_padding(one, pipeline) for one in results[count:]),
-        )
+        written = kernel(*matrices, *operands[len(dtypes) :])
+        results = [
+            one.reshape(rows, columns) if whole else one
+            for one, whole in zip(written, flattened, strict=True)
+        ]
+        return (*results[:count], *(_without_padding(one, pipeline) for one in results[count:]))
 
     return call
 

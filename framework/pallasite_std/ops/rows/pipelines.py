@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from pallasite_std.ops.rows.pipelined import PERIOD, Pipeline
-from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, size_of
+from pallasite import gpu as plgpu
+from pallasite_std.ops.rows.kernel import Work, no_sums
+from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
+from pallasite_std.ops.rows.tiling import (
+    LANES,
+    MOST_WARPGROUPS,
+    VECTOR_BYTES,
+    RowTiling,
+    size_of,
+)
 
 _LEAST = 6 * 1024
 """Bytes of a row, of all matrices: shorter ones are as fast when a warpgroup has whole rows."""
 
 _LONG, _WIDE = 64 * 1024, 14 * 1024
 """Bytes, and columns, of what a block has of a row at most: for more, stages and registers do not
-suffice. Clusters of four blocks take longer than the other kernels."""
+suffice, if there are sums."""
+
+_CLUSTERS = (1, 2, 4, 8)
+"""Blocks that share a row."""
 
 _WIDEST = 16 * 1024
 """The same columns if there is one sum over rows, and shared memory has room for the weight."""
@@ -24,12 +37,20 @@ _WIDEST = 16 * 1024
 _STEPS = 8
 """Rows of each block from which the beginning and the end of a pipeline do not count."""
 
+_SCRATCH = 2048
+"""Bytes that a warpgroup takes for each reduction but one that it makes at once."""
+
 _RESERVED = 4096
 """Bytes of shared memory for barriers and what warpgroups send one another, about."""
 
 
 def shared_memory_of(
-    pipeline: Pipeline, stages: int, held: bool, sizes: Sequence[int], vectors: int
+    pipeline: Pipeline,
+    stages: int,
+    held: bool,
+    sizes: Sequence[int],
+    vectors: int,
+    depth: int = 1,
 ) -> int:
     """Bytes of shared memory that a block takes, with as many stages.
 
@@ -37,13 +58,15 @@ def shared_memory_of(
       held: whether vectors with an element for each column are in registers.
       sizes: bytes of the elements of matrices.
       vectors: bytes of the elements that vectors have for each column.
+      depth: reductions of a row that follow one another.
     """
     one = pipeline.chunk * pipeline.threads
-    slots = 2 if pipeline.blocks == 1 else 2 * PERIOD + 1
+    slots = 2 if pipeline.blocks == 1 else 2 * pipeline.interval + depth
     buffers = [slots * pipeline.parts * 16, 0 if held else one * vectors]
     buffers += [stages * pipeline.together * one * size for size in sizes]
     # Each begins at a multiple of 1024, then there are barriers and what reductions need.
-    return sum(-(-size // 1024) * 1024 for size in buffers) + 512
+    reduced_at_once = _SCRATCH * pipeline.threads * (depth - 1)
+    return sum(-(-size // 1024) * 1024 for size in buffers) + reduced_at_once + 512
 
 
 def gradient_pipeline(
@@ -54,6 +77,7 @@ def gradient_pipeline(
     sums: int,
     multiprocessors: int,
     shared_memory: int,
+    depth: int = 1,
 ) -> Pipeline | None:
     """How rows are shared, or None if the other kernels are faster or have to do.
 
@@ -66,21 +90,40 @@ def gradient_pipeline(
       sums: over rows, for each column.
       multiprocessors: of the machine.
       shared_memory: bytes that a block may have.
+      depth: reductions of a row that follow one another.
     """
+    given = rows, columns, dtypes, vectors, sums, multiprocessors, shared_memory, depth
+    found = (_of_blocks(blocks, *given) for blocks in _CLUSTERS)
+    return next((one for one in found if one is not None), None)
+
+
+def _of_blocks(
+    blocks: int,
+    rows: int,
+    columns: int,
+    dtypes: Sequence[np.dtype[Any]],
+    vectors: int,
+    sums: int,
+    multiprocessors: int,
+    shared_memory: int,
+    depth: int,
+) -> Pipeline | None:
+    """How so many blocks share rows, if that suits."""
     sizes = [size_of(dtype) for dtype in dtypes]
     vector = VECTOR_BYTES // min(sizes)
+    shape = Pipeline(1, 1, columns, 1, 1, 1, vector=vector)
+    columns = shape.padded
     row_bytes = columns * sum(sizes)
-    if row_bytes < _LEAST or columns % vector:
+    if row_bytes < _LEAST or (shape.unaligned and rows * shape.columns >= 2**31):
         return None
-    fitting = (n for n in (1, 2) if row_bytes <= n * _LONG and columns <= n * _WIDE)
-    blocks = next(fitting, None)
-    widest = blocks is None and row_bytes <= 2 * _LONG and columns <= 2 * _WIDEST and sums < 2
-    if widest:
-        blocks = 2
-    if blocks is None:
+    wide = blocks * (_WIDE if sums else MOST_WARPGROUPS * 16 * LANES)
+    widest = columns > wide
+    if row_bytes > blocks * _LONG or (widest and not 0 < sums < 2):
+        return None
+    if widest and (blocks == 1 or columns > blocks * _WIDEST):
         return None
     width, width_bytes = -(-columns // blocks), row_bytes // blocks
-    held, threads, together, resident = False, 4, 1, 1
+    held, threads, together, resident, least_stages = False, 4, 1, 1, depth + 2
     if blocks == 1 and width_bytes <= 14 * 1024:
         held, threads, together, resident = True, 2, 2, 3
         if width_bytes > 8 * 1024:
@@ -91,29 +134,75 @@ def gradient_pipeline(
         # Lanes of two blocks have a vector each.
         held, resident = True, 2
     elif blocks == 1 and width_bytes <= 28 * 1024:
-        held, threads, together = True, -(-width // 1024), 2
-    elif width <= 12 * 1024:
-        threads = max(threads, -(-width // 2048))
+        held, threads, together = True, min(-(-width // 1024), MOST_WARPGROUPS), 2
+    elif width <= 12 * 1024 or not sums:
+        threads = max(threads, -(-width // (16 * LANES)))
         held = 7 * 1024 < width <= 8 * 1024
     chunk = -(-columns // (threads * blocks * vector)) * vector
     of_stage = chunk * threads * together * sum(sizes)
     free = shared_memory // resident - _RESERVED
-    if not widest:  # At most so many bytes; stages and registers are chosen for them.
+    if sums and not widest:  # At most so many bytes; stages and registers are chosen for them.
         vectors = 4 if vectors else 0
-    if not held and free - vectors * chunk * threads < 3 * of_stage:
+    if not held and free - vectors * chunk * threads < least_stages * of_stage:
         held = True
     if not held:
         free -= vectors * chunk * threads
-    stages = min(free // of_stage, 3 if together > 1 else 4)
-    pipeline = Pipeline(threads, blocks, columns, stages, resident, chunk, together, held)
+    stages = min(free // of_stage, (2 if together > 1 else 3) + depth)
+    pipeline = Pipeline(
+        threads, blocks, shape.columns, stages, resident, chunk, together, held, vector
+    )
     most = shared_memory // resident
-    while stages > 2 and shared_memory_of(pipeline, stages, held, sizes, vectors) > most:
+    needs = functools.partial(shared_memory_of, pipeline, sizes=sizes, vectors=vectors, depth=depth)
+    while stages >= least_stages and needs(stages, held) > most:
         stages -= 1
-    if stages < 3 and not held and not widest:
-        held, stages = True, 3
+    if stages < least_stages and not held and not widest:
+        held, stages = True, least_stages
     pipeline = dataclasses.replace(pipeline, stages=stages, held=held)
-    room = shared_memory_of(pipeline, stages, held, sizes, vectors) <= most
-    if stages < 3 or pipeline.last <= 0 or (widest and held) or not room:
+    room = needs(stages, held) <= most
+    # What ends behind a row, and may not be there, is the last warpgroup's.
+    least = 2 * vector if shape.unaligned else 0
+    if stages < least_stages or pipeline.last <= least or (widest and held) or not room:
         return None
     enough = rows >= _STEPS * together * pipeline.groups(multiprocessors)
     return pipeline if enough else None
+
+
+def suits_pipeline(tiling: RowTiling, dtypes: Sequence[np.dtype[Any]]) -> bool:
+    """Whether rows that are reduced and written are better pipelined: those that registers do not
+    hold, which would be read several times, and those that begin within vectors."""
+    aligned = tiling.columns * min(map(size_of, dtypes)) % VECTOR_BYTES == 0
+    return not (aligned and tiling.resident)
+
+
+def row_pipeline(
+    body: Callable[..., Work],
+    rows: int,
+    columns: int,
+    dtypes: Sequence[np.dtype[Any]],
+    reductions: Sequence[Sequence[str]],
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    multiprocessors: int,
+    shared_memory: int,
+    vectors: Sequence[int] = (),
+    vector_bytes: int = 0,
+) -> Callable[..., tuple[jax.Array, ...]] | None:
+    """A kernel without sums over rows, or None if it cannot be.
+
+    Args:
+      body, rows, reductions, out_types, name, vectors: of :func:`.pipelined_row_kernel`.
+      columns: of the matrices.
+      dtypes: of the matrices that are read, the first operands.
+      multiprocessors, vector_bytes, shared_memory: of :func:`gradient_pipeline`.
+    """
+    pipeline = gradient_pipeline(
+        rows, columns, dtypes, vector_bytes, 0, multiprocessors, shared_memory, len(reductions)
+    )
+    if pipeline is None:
+        return None
+    params = plgpu.CompilerParams(min_blocks=pipeline.resident)
+    groups = pipeline.groups(multiprocessors)
+    return pipelined_row_kernel(
+        body, no_sums, rows, pipeline, groups, dtypes, reductions, 0, out_types, name, vectors,
+        params=params,
+    )  # fmt: skip

@@ -24,6 +24,7 @@ from pallasite_std.ops.rows.arguments import (
 )
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows, Work, alone, row_kernel
+from pallasite_std.ops.rows.pipelines import row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.segments import in_segments, segment_kernel
 from pallasite_std.ops.rows.tiling import Registers, row_tiling, size_of
@@ -69,15 +70,21 @@ def quantize(x: jax.Array, dtype: Any, *, group: int | None = None) -> tuple[jax
 
 
 def _run(dtype: np.dtype[Any], rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    if in_segments(rows.shape, machine()[0]):
+    here = machine()
+    if in_segments(rows.shape, here[0]):
         return _of_segments(dtype, *rows.shape)(rows)
-    values, scales = _kernel(dtype, *rows.shape, np.dtype(rows.dtype))(rows)
+    values, scales = _kernel(dtype, *rows.shape, np.dtype(rows.dtype), *here)(rows)
     return values, scales
 
 
 @functools.lru_cache(maxsize=512)
 def _kernel(
-    kind: np.dtype[Any], rows: int, columns: int, dtype: np.dtype[Any]
+    kind: np.dtype[Any],
+    rows: int,
+    columns: int,
+    dtype: np.dtype[Any],
+    multiprocessors: int,
+    shared_memory: int,
 ) -> Callable[..., Any]:
     tiling = row_tiling(rows, columns, size_of(dtype), Registers())
 
@@ -96,6 +103,13 @@ def _kernel(
         jax.ShapeDtypeStruct((rows, columns), kind),
         jax.ShapeDtypeStruct((rows,), jnp.float32),
     ]
+    if suits_pipeline(tiling, [dtype]):
+        kernel = row_pipeline(
+            body, rows, columns, [dtype], [("max",)], out_types, "quantize", multiprocessors,
+            shared_memory,
+        )  # fmt: skip
+        if kernel is not None:
+            return kernel
     return row_kernel(alone(body), rows, tiling, out_types, "quantize", 1)
 
 
