@@ -104,6 +104,30 @@ def test_blocks_share_the_keys_of_a_tile(split: int, options):
     check(**options, config=AttentionConfig(block_kv=32, split=split, **fields))
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "q_seq", "heads", "kv_seq", "left", "shared"),
+    [
+        (64, True, 2500, 1, 2500, None, True),
+        (128, False, 4000, 1, 4000, None, True),
+        (256, True, 900, 4, 900, None, True),
+        (128, False, 64, 8, 8192, None, True),
+        (72, False, 300, 1, 300, None, False),  # Too few keys.
+        (64, True, 3000, 1, 3000, 500, False),
+        (64, True, 600, 8, 600, None, False),  # Too many tiles.
+        (128, False, 4096, 16, 4096, None, False),
+    ],
+)
+def test_blocks_share_keys_where_tiles_are_few(
+    head_dim, causal, q_seq, heads, kv_seq, left, shared
+):
+    config = default_config(head_dim, causal, q_seq, heads=heads, kv_seq=kv_seq, left=left)
+    assert (config.split > 1) == shared and config.fits(head_dim)
+
+
+def test_few_queries_of_many_keys():
+    check(q_seq=20, kv_seq=1300, heads=(2, 1), causal=True, config=None)
+
+
 def test_blocks_share_keys_in_a_window_with_segments_and_slopes():
     generator = np.random.default_rng(5)
     q, k, v = inputs(1, 150, 150, (2, 2), 64)

@@ -121,8 +121,17 @@ def test_blocks_that_share_keys(causal, changes):
         (dict(q_heads=16, kv_heads=2, q_seq=4305, kv_seq=4305, head_dim=160, causal=True), True),
         (dict(q_heads=8, kv_heads=1, q_seq=5000, kv_seq=5000, head_dim=96, causal=True), True),
         (dict(q_heads=1, kv_heads=1, q_seq=6000, kv_seq=6000, left=4000, right=0), True),
+        # 224 blocks of 132 multiprocessors, with groups of 8.
+        (dict(q_heads=64, kv_heads=8, q_seq=3521, kv_seq=3521, head_dim=96, causal=True), True),
         (dict(batch=8, causal=True), False),
         (dict(q_heads=132, kv_heads=132, q_seq=64, kv_seq=64), False),
+        # Steps of windows take longer than the estimate says.
+        (
+            dict(
+                q_heads=8, kv_heads=1, q_seq=12575, kv_seq=12575, head_dim=160, left=5686, right=0
+            ),
+            False,
+        ),
     ],
 )
 def test_work_is_divided_where_multiprocessors_would_be_idle(shape, divided):

@@ -14,7 +14,6 @@ from pallasite.codegen.assembler import assemble
 from pallasite.codegen.tools import find_tool
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops import DecodeConfig, decode_attention, paged_attention
-from pallasite_hopper.ops.decode import prefill
 from pallasite_hopper.ops.decode.config import Cache, default_config, evenly
 
 DTYPES = {"bfloat16": (jnp.bfloat16, 2e-2), "float16": (jnp.float16, 3e-3)}
@@ -156,9 +155,8 @@ def test_configurations(head_dim, config, dtype):
 
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("layout", [None, "heads_first", "tokens_first"])
-def test_prefill(layout, monkeypatch):
+def test_prefill(layout):
     """Many queries, some before the first key; what is beyond the lengths is not a number."""
-    monkeypatch.setattr(prefill, "LEAST_QUERIES", 320)
     rng = np.random.default_rng(1)
     q = random(rng, (3, 40, 16, 24), jnp.float16)
     lengths, size = np.array([100, 25, 0]), 24

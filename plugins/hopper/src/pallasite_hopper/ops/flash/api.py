@@ -313,6 +313,7 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         blocks=problem.terms.has("block_mask"),
         heads=problem.heads,
         kv_seq=problem.kv_seq,
+        left=problem.left,
     )
     if problem.narrow:
         return default

