@@ -195,8 +195,9 @@ def default_config(
         fitting = (n for n in range(1, 4) if -(-needed // n) * heads <= MULTIPROCESSORS)
         warpgroups = min(warpgroups, next(fitting, warpgroups))
     config = dataclasses.replace(config, warpgroups=warpgroups)
-    few = heads is not None and needed * heads <= MULTIPROCESSORS // 2
-    if few and plain and kv_seq is not None:
+    if heads is None or kv_seq is None or not plain:
+        return config
+    if 0 < needed * heads <= MULTIPROCESSORS // 2:
         seen = meeting(
             q_seq,
             kv_seq,
