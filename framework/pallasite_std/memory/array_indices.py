@@ -152,6 +152,9 @@ def read_at(
     """The elements that an indexer with arrays selects, in the layout that is wanted."""
     memory = _scalar(ctx, reference, transforms)
     shape = tuple(ctx.avals_out[0].shape)
+    own = _read_own(ctx, memory, transform, shape)
+    if own is not None:
+        return own
     layout = padded(shape) if int(np.prod(shape)) == 1 else result_layout(ctx, shape, memory.dtype)
     kind = types.memory_type(memory.dtype)
     found: dict[tuple[int, int], ir.Value] = {}
@@ -167,12 +170,54 @@ def read_at(
             found[register, element] = from_memory(value, memory.dtype)
     if layout.size == 1:
         return RegisterArray.splat(found[0, 0], memory.dtype, shape)
+    return _of_elements(found, layout, memory)
+
+
+def _of_elements(
+    found: dict[tuple[int, int], ir.Value], layout: RegisterLayout, memory: MemoryReference
+) -> RegisterArray:
     nothing = RegisterArray.constant(0, memory.dtype).scalar
     registers = [
         ops.from_elements([found.get((r, e), nothing) for e in range(layout.vector_length)])
         for r in range(layout.registers)
     ]
     return RegisterArray(tuple(registers), layout, memory.dtype)
+
+
+def _read_own(
+    ctx: RuleContext, memory: MemoryReference, transform: Any, shape: tuple[int, ...]
+) -> RegisterArray | None:
+    """The elements that indices in registers select, one array for each dimension, where lanes
+    want what they hold the indices of; else None."""
+    arrays = [one for one in transform.indices if isinstance(one, RegisterArray) and one.shape]
+    layouts = {one.layout for one in arrays}
+    if len(arrays) < len(transform.indices) or len(layouts) > 1:
+        return None
+    (layout,) = layouts
+    wanted = ctx.layout_hint
+    if not isinstance(layout, RegisterLayout) or layout.flat or layout.is_padded:
+        return None
+    if any(one.shape != shape or one.is_splat for one in arrays):
+        return None
+    if isinstance(wanted, RegisterLayout) and wanted != layout:
+        return None
+    kind = types.memory_type(memory.dtype)
+    found = {}
+    for register in range(layout.registers):
+        for element in range(layout.vector_length):
+            index = [
+                ops.cast_integer(
+                    ops.extract(one.registers[register], element),
+                    ops.i32(),
+                    signed=types.is_signed(one.dtype),
+                )
+                for one in arrays
+            ]
+            places = [RegisterArray.splat(one, _I32) for one in index]
+            address = scalar_address(remote_pointer(index_reference(memory, places)))
+            value = ops.load(kind, address, alignment=memory.element_bits // 8)
+            found[register, element] = from_memory(value, memory.dtype)
+    return _of_elements(found, layout, memory)
 
 
 def write_at(

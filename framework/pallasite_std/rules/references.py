@@ -67,8 +67,11 @@ def _swap(
 
 
 @rules.layout(_jax.get_p)
-def _get_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
-    return [None] * len(ctx.avals_in)
+def _get_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[Any]:
+    # Lanes that hold the indices of their own elements need no others'.
+    shape = ctx.avals_out[0].shape
+    indices = [shape != () and getattr(one, "shape", None) == shape for one in ctx.avals_in[1:]]
+    return [None, *(wanted[0] if index else None for index in indices)]
 
 
 @rules.layout(_jax.swap_p)
