@@ -15,7 +15,7 @@ from tests.accepted_ptx import AcceptedPtx
 
 from pallasite import plugins
 from pallasite.codegen.llvm_ir import translate
-from pallasite.codegen.ptx import to_ptx
+from pallasite.codegen.ptx import emit, optimize, parsed
 from pallasite.language.kernel import kernel
 from pallasite.language.kernel_call import kernel_call_p
 from pallasite.language.spec import KernelSpec
@@ -61,7 +61,9 @@ def compile_kernel(
     must not warn either if the check is strict."""
     lowered = lower_kernel(spec_of(function, *args), plugins.registry().targets[target])
     llvm = translate(lowered.module)
-    ptx = to_ptx(llvm, lowered.target)
+    with parsed(llvm) as module:
+        optimize(module, lowered.target)
+        ptx = emit(module, lowered.target)
     accepted = AcceptedPtx.of_session
     if check and accepted is not None:
         test = os.environ["PYTEST_CURRENT_TEST"]
