@@ -18,6 +18,7 @@ import pallasite
 from pallasite import errors
 from pallasite_hopper.ops import MatmulConfig, matmul, matmul_configs
 from pallasite_hopper.ops.dense import run
+from pallasite_hopper.ops.dense.candidates import candidates
 from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.config import SHARED_MEMORY
 from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
@@ -166,6 +167,12 @@ CONFIGS = {
     ),
     "swapped pairs": MatmulConfig(
         swap=True, tile_m=128, tile_n=16, split="m", epilogue_n=16, stages=3, cluster=2
+    ),
+    "swapped pairs of many columns": MatmulConfig(
+        swap=True, tile_m=64, tile_n=72, warpgroups=1, epilogue_n=64, cluster_along="n", cluster=2
+    ),
+    "swapped tiles of many columns, 192 rows": MatmulConfig(
+        swap=True, tile_m=192, tile_n=56, warpgroups=1, split="m", epilogue_n=56, stages=2
     ),
     "swapped tiles of many columns": MatmulConfig(
         swap=True, tile_m=128, tile_n=104, split="m", epilogue_n=64, stages=2
@@ -447,13 +454,15 @@ def test_few_rows_that_nobody_else_reads_fast(order, swapped):
 
 
 def test_last_round_of_tiles():
-    """Where it would leave most multiprocessors without work, the rest has tiles of its own."""
+    """Where it would leave most multiprocessors without work, blocks share its tiles, or what is
+    left has tiles of its own."""
     sizes = Sizes(765, 18112, 12480, 2, 2)
     config = default_config(sizes)
-    assert config.rest is not None and config.rest_from < 18112
-    alone = dataclasses.replace(config, rest=None, rest_from=0, rest_along="m")
-    assert nanoseconds(config, sizes) < 0.95 * nanoseconds(alone, sizes)
-    assert default_config(Sizes(4096, 4096, 4096, 2, 2)).rest is None
+    assert config.rest is not None or config.last_parts > 1
+    alone = dataclasses.replace(config, rest=None, rest_from=0, rest_along="m", last_parts=1)
+    assert nanoseconds(config, sizes) < 0.97 * nanoseconds(alone, sizes)
+    usual = default_config(Sizes(4096, 4096, 4096, 2, 2))
+    assert usual.rest is None and usual.last_parts == 1
 
 
 @pytest.mark.parametrize("m", [137, 290, 430, 777])
@@ -464,6 +473,22 @@ def test_tiles_of_the_transposed_product(m):
     assert config.swap and -(-m // config.tile_n) * config.tile_n < m + 64
     for one in matmul_configs(m, 4096, 4096, BFLOAT16, transpose_a=True):
         assert not one.swap or one.tile_n % 64 == 0 or one.tile_n >= m
+
+
+def test_order_of_tiles_of_the_transposed_product():
+    """Multiprocessors near each other have tiles that share operands: not all of the columns."""
+    sizes = Sizes(2772, 512, 2496, 2, 2)
+    found = [one for one in candidates(sizes) if one.swap and (one.tile_m, one.tile_n) == (64, 176)]
+    ordered = dataclasses.replace(found[0], group=1)
+    assert found[0].group == 8
+    assert nanoseconds(found[0], sizes) < 0.95 * nanoseconds(ordered, sizes)
+
+
+def test_columns_that_fill_a_round():
+    """There are tiles of which as many as there are multiprocessors cover few rows of weights."""
+    sizes = Sizes(2260, 640, 1280, 2, 2)
+    tiles = {-(-2260 // one.tile_n) * 5 for one in candidates(sizes) if one.swap}
+    assert any(120 < count <= 132 for count in tiles)
 
 
 def test_scalar_scales():

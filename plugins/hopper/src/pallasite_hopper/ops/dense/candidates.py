@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, SHARED_MEMORY, MatmulConfig
-from pallasite_hopper.ops.dense.cost import H200, Sizes
+from pallasite_hopper.ops.dense.cost import H200, Sizes, visited
 
 _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
     (192, 256, 2, "n"),
@@ -38,6 +38,7 @@ _SWAPPED_TILES = (
     (64, 1, 1, 256, "m"),
     (128, 1, 1, 128, "m"),
     (128, 2, 1, 256, "m"),
+    (192, 1, 32, 112, "m"),
     (192, 2, 48, 256, "n"),
     (256, 2, 48, 192, "m"),
 )
@@ -58,14 +59,9 @@ _FEW_TILES = 16
 
 
 def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
-    """The configurations that the estimate of the time has been fitted to, in no order."""
+    """The configurations, in no order."""
     for tile, across in _tiles(sizes):
         yield from _divided(tile, *across, sizes)
-
-
-def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
-    """Others, which only measuring can choose: how long they take is not known of enough shapes."""
-    for tile, across in _tiles(sizes):
         yield from _shared(tile, *across, sizes)
     for tile, across in _alternate_tiles(sizes):
         yield from _alternate(tile, *across, sizes)
@@ -89,7 +85,6 @@ def _tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
         )
         yield tile, (m, n)
     for columns in _swapped_columns(sizes):
-        turned = -(-m // columns)
         # Of equals the first is taken: several rounds of tiles prefer deep steps.
         for (tile_m, warpgroups, least, most, split), shallow in itertools.product(
             _SWAPPED_TILES, (True, False)
@@ -108,7 +103,7 @@ def _tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
                 stages=2,
                 warpgroups=warpgroups,
                 split=split,
-                group=_group(tile_m, k * size) if turned > _FEW_TILES else 1,
+                group=_group_of_columns(tile_m, across, n, m, k * size),
                 epilogue_n=8,
             )
             yield tile, (n, m)
@@ -125,13 +120,28 @@ def _alternate_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, in
         yield dataclasses.replace(usual, tile_m=tile_m, tile_n=tile_n, group=group), (m, n)
     for columns in _swapped_columns(sizes):
         if _ALTERNATE_COLUMNS[0] <= columns <= _ALTERNATE_COLUMNS[1]:
-            group = _group(128, row) if -(-m // columns) > _FEW_TILES else 1
+            group = _group_of_columns(128, columns, n, m, row)
             yield dataclasses.replace(usual, swap=True, tile_n=columns, group=group), (n, m)
 
 
 def _group(tile_m: int, row: int) -> int:
     """Tiles that are visited before going on: of some 2000 rows, of fewer if these are short."""
     return (16 if row >= 8192 else 8) * 128 // max(tile_m, 128)
+
+
+def _group_of_columns(tile_m: int, tile_n: int, m: int, n: int, row: int) -> int:
+    """The same of the transposed GEMM: tiles that are visited one after the other, on
+    multiprocessors near each other, share most operands."""
+    m_tiles, n_tiles = -(-m // tile_m), -(-n // tile_n)
+    if n_tiles > _FEW_TILES:
+        return _group(tile_m, row)
+    most = max(1, H200.multiprocessors // n_tiles)
+
+    def read(group: int) -> float:
+        rows, columns = visited(min(H200.near, m_tiles * n_tiles), group, m_tiles, n_tiles)
+        return rows * tile_m + columns * tile_n
+
+    return min((group for group in (1, 2, 4, 8, 16) if group <= most), key=read)
 
 
 def _swapped_columns(sizes: Sizes) -> list[int]:
@@ -143,6 +153,12 @@ def _swapped_columns(sizes: Sizes) -> list[int]:
     first = -(-m // _MOST_COLUMNS)
     for tiles in range(first, max(2 * first, 4) + 1):
         columns = -(-m // (multiple * tiles)) * multiple
+        if _LEAST_COLUMNS <= columns < _MOST_COLUMNS:
+            found.add(columns)
+    # As many of them as fill one round or two.
+    for rows, rounds in itertools.product((64, 128, 192, 256), (1, 2)):
+        tiles = rounds * H200.multiprocessors // -(-sizes.n // rows)
+        columns = -(-m // (multiple * max(tiles, 1))) * multiple
         if _LEAST_COLUMNS <= columns < _MOST_COLUMNS:
             found.add(columns)
     return sorted(found)
@@ -202,9 +218,11 @@ def _alternate(tile: MatmulConfig, m: int, n: int, sizes: Sizes) -> Iterator[Mat
 
 def _clusters(tile: MatmulConfig, tiles: int, n: int) -> list[dict[str, Any]]:
     """Ways to share operands."""
-    if tiles > 1 and not tile.swap:
-        return [{"cluster": 2, "cluster_along": along} for along in ("m", "n")]
-    return [{"cluster": 2, "cluster_along": "n"}] if tile.swap and n > tile.tile_n else []
+    if tiles == 1:
+        return []
+    # Where the transposed GEMM has one column of tiles, memory sets the pace.
+    along = ("m", "n") if not tile.swap or n > tile.tile_n else ()
+    return [{"cluster": 2, "cluster_along": one} for one in along]
 
 
 def _leaves_few(tiles: int) -> bool:

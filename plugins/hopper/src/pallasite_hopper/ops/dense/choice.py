@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from pallasite.plugin import InvalidValueError
-from pallasite_hopper.ops.dense.candidates import LARGEST, candidates, further_candidates
+from pallasite_hopper.ops.dense.candidates import LARGEST, candidates
 from pallasite_hopper.ops.dense.config import SHARED_MEMORY, MatmulConfig
 from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
 
-_LEAST_GAIN_BY_SWAP, _LEAST_GAIN_BY_COLUMNS, _MANY_COLUMNS = 0.03, 0.06, 192
-"""What the transposed GEMM has to gain by the estimate where it has several tiles of columns, and
-where they have many: then it takes 2.5 % more than estimated in the mean (measured on an H200)."""
+_LEAST_GAIN_BY_COLUMNS, _MANY_COLUMNS = 0.03, 192
+"""What the transposed GEMM has to gain by the estimate where it has several tiles of many columns:
+then it takes more than estimated in the mean (measured on an H200)."""
+_LEAST_GAIN_BY_PARTS = 0.02
+"""What blocks that share operands or steps have to, whose times are estimated less well."""
 _LEAST_GAIN_BY_SIZE = 0.055
 """What tiles of more than 128 x 256 elements have to: power limits them more than it estimates."""
 _LEAST_GAIN_BY_ROWS = 0.02
@@ -28,9 +30,8 @@ _LEAST_GAIN = 0.05
 """What a second kernel has to gain by the estimate."""
 _MOST_ROUNDS, _MOST_LEFT = 12, 0.7
 """Rounds of tiles, and share of the last one, for which it may."""
-_LISTED, _FURTHER = 24, 6
-"""So many are tried when tuning, besides other orders of tiles for the first, and so many of those
-that the estimate has not been fitted to."""
+_LISTED = 24
+"""So many are tried when tuning, besides other orders of tiles for the first."""
 
 
 def default_config(sizes: Sizes) -> MatmulConfig:
@@ -47,7 +48,9 @@ def _with_rest(sizes: Sizes) -> MatmulConfig | None:
     whole = (
         one
         for one in ordered
-        if not one.swap and one.parts == one.split_k == 1 and one.tile_m * one.tile_n <= LARGEST
+        if not (one.swap or one.alternate)
+        and one.parts == one.split_k == one.last_parts == 1
+        and one.tile_m * one.tile_n <= LARGEST
     )
     for config in itertools.islice(whole, _DIVIDED):
         m_tiles, n_tiles = -(-sizes.m // config.step_m), -(-sizes.n // config.step_n)
@@ -103,8 +106,7 @@ def matmul_configs(
             dataclasses.replace(ordered[0], group=group, grid_minor=minor)
             for group, minor in itertools.product((4, 8, 16), ("m", "n"))
         ]
-    further = sorted(further_candidates(sizes), key=functools.partial(_rank, sizes))
-    return list(dict.fromkeys([*found, *further[:_FURTHER]]))
+    return list(dict.fromkeys(found))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -122,12 +124,14 @@ def _by_estimate(sizes: Sizes) -> tuple[MatmulConfig, ...]:
 
 def _rank(sizes: Sizes, config: MatmulConfig) -> float:
     """The estimated time, and a little more where a configuration must be worth it."""
-    several = config.swap and sizes.m > config.tile_n
-    swap = _LEAST_GAIN_BY_COLUMNS if config.tile_n >= _MANY_COLUMNS else _LEAST_GAIN_BY_SWAP
+    many = config.swap and sizes.m > config.tile_n >= _MANY_COLUMNS
+    parts = max(config.cluster, config.split_k, config.parts) > 1
     large = config.tile_m * config.tile_n > LARGEST
     rounds = config.swap and config.tile_m > 64 and _reads_once_in_rounds(config, sizes.m, sizes.n)
-    least = max(swap * several, _LEAST_GAIN_BY_SIZE * large, _LEAST_GAIN_BY_ROWS * rounds)
-    return nanoseconds(config, sizes) * (1 + least)
+    least = max(
+        _LEAST_GAIN_BY_COLUMNS * many, _LEAST_GAIN_BY_SIZE * large, _LEAST_GAIN_BY_ROWS * rounds
+    )
+    return nanoseconds(config, sizes) * (1 + least + _LEAST_GAIN_BY_PARTS * parts)
 
 
 def _reads_once_in_rounds(config: MatmulConfig, m: int, n: int) -> bool:

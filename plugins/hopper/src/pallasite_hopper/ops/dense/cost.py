@@ -37,9 +37,12 @@ class Rates:
       latency: nanoseconds until memory answers, of steps that nobody has read before.
       held: how many times as long as multiplying takes a stage is not filled anew.
       step_overlap: exponent of the norm that joins the times of multiplying and reading.
-      multicast_a: share more of a step's time for blocks of a cluster that share the rows of a,
-        which wait for different columns of b.
-      multicast_b: the same for those that share columns of b.
+      group: bytes that multiprocessors near each other read from the L2 cache in a nanosecond, of
+        what they read in common once.
+      near: so many of them are, and have tiles that are visited one after the other.
+      multicast: share more of a step's time for blocks of a cluster, which wait for what each of
+        them reads alone, if that were all of a step's bytes.
+      multicast_apart: exponent of the share of the bytes that it is.
       split: the same for blocks that share the steps of a tile.
       memory: bytes that the GPU moves from and to its memory in a nanosecond.
       block_memory: bytes that one block moves from memory in a nanosecond at most.
@@ -85,9 +88,11 @@ class Rates:
     empty: float
     latency: float
     held: float
+    group: float
+    near: int
     step_overlap: float
-    multicast_a: float
-    multicast_b: float
+    multicast: float
+    multicast_apart: float
     split: float
     memory: float
     block_memory: float
@@ -124,34 +129,36 @@ class Rates:
 H200 = Rates(
     multiprocessors=132,
     clusters={1: 132, 2: 66, 3: 38, 4: 30, 5: 22, 6: 18, 7: 14, 8: 14},
-    clock=2.0,
-    operands=16.9,
-    sustained=1_017_000.0,
-    energy=85_700.0,
-    port=160.0,
-    l2=15_500.0,
-    misaligned=0.68,
-    empty=3.83,
-    latency=675.0,
-    held=1.85,
-    step_overlap=2.98,
-    multicast_a=0.37,
-    multicast_b=0.089,
-    split=0.057,
-    memory=4850.0,
-    block_memory=120.0,
+    clock=1.78,
+    operands=10.7,
+    sustained=1_020_000.0,
+    energy=85700.0,
+    port=228.0,
+    l2=21700.0,
+    misaligned=0.614,
+    empty=4.31,
+    latency=567.0,
+    held=1.62,
+    group=1660.0,
+    near=16,
+    step_overlap=2.85,
+    multicast=0.224,
+    multicast_apart=1.48,
+    split=0.0569,
+    memory=4460.0,
+    block_memory=136.0,
     evict_first=0.004,
-    overlap=2.7,
+    overlap=4.19,
     cache=50_000_000.0,
-    write=5810.0,
-    launch=1300.0,
-    cluster=2500.0,
-    exchange=2475.0,
-    exchanged=8.64,
-    shared=3390.0,
-    unused=400.0,
-    second=1500.0,
-    partial=1350.0,
+    write=6090.0,
+    launch=1880.0,
+    cluster=1390.0,
+    exchange=2140.0,
+    exchanged=13.6,
+    shared=2700.0,
+    unused=404.0,
+    second=1300.0,
+    partial=3030.0,
     pad=3630.0,
     crop=993.0,
     copy=1630.0,
@@ -249,9 +256,13 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     read = (rows + columns) * depth
     fill = read * max(active / rates.l2, 1 / rates.port)
     step = _norm(mma, fill, rates.step_overlap)
+    rows, columns = _visited(config, max(1, min(rates.near, active) // blocks), m, n)
+    rows, columns = rows * config.step_m * read_a, columns * config.step_n * read_b
+    step = _norm(step, (rows + columns) * depth / rates.group, rates.step_overlap)
     if config.cluster > 1:
-        shares_b = (along_m > 1) != config.swap
-        step *= 1 + (rates.multicast_b if shares_b else rates.multicast_a)
+        apart = config.tile_n if along_n > 1 else config.tile_m
+        apart_share = apart / (config.tile_m + config.tile_n)
+        step *= 1 + rates.multicast * apart_share**rates.multicast_apart
     step *= 1 + rates.split * (config.split_k > 1)
     stages = max(2, min(config.stages, math.ceil(units / resident) * steps))
     waits = rates.latency * _read_first(config, m, n, units, resident) + rates.held * mma
@@ -292,20 +303,27 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
 def _read_first(config: MatmulConfig, m: int, n: int, units: int, resident: int) -> float:
     """The share of steps whose operands nobody has read before: all rows of both operands, over
     those that the rounds of tiles read."""
-    m_tiles, n_tiles = math.ceil(m / config.tile_m), math.ceil(n / config.tile_n)
     at_once = min(units, resident)
     tiles = min(units // config.parts, at_once)
     parts = at_once / tiles / config.parts
-    tiles *= config.cluster
-    if config.grid_minor == "m":
-        rows, columns = _visited(tiles, config.group, m_tiles, n_tiles)
-    else:
-        columns, rows = _visited(tiles, config.group, n_tiles, m_tiles)
+    whole = dataclasses.replace(config, cluster=1)
+    rows, columns = _visited(whole, tiles * config.cluster, m, n)
     read = (rows * config.tile_m + columns * config.tile_n) * parts
     return min(1.0, (m + n) / (math.ceil(units / resident) * read))
 
 
-def _visited(tiles: int, group: int, minor: int, major: int) -> tuple[float, float]:
+def _visited(config: MatmulConfig, tiles: int, m: int, n: int) -> tuple[float, float]:
+    """Extents along both directions, in tiles of a cluster, of those that are visited one after the
+    other."""
+    m_tiles, n_tiles = math.ceil(m / config.step_m), math.ceil(n / config.step_n)
+    tiles = min(tiles, m_tiles * n_tiles)
+    if config.grid_minor == "m":
+        return visited(tiles, config.group, m_tiles, n_tiles)
+    columns, rows = visited(tiles, config.group, n_tiles, m_tiles)
+    return rows, columns
+
+
+def visited(tiles: float, group: int, minor: int, major: int) -> tuple[float, float]:
     """Extents along both directions, in tiles, of those that are visited one after the other."""
     group = min(group, minor)
     along = group if group * major >= tiles else min(minor, tiles / major)
