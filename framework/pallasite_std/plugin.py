@@ -58,6 +58,7 @@ RULE_MODULES = (
     "rules.scopes",
     "rules.semaphores",
     "rules.shape",
+    "rules.slices",
     "rules.warp",
     "pipelines.warp_specialized.register_split",
     "inference.elementwise",
@@ -389,6 +390,7 @@ def pallasite_passes() -> list[Pass]:
     from pallasite_std.passes.negation import exact_negations
     from pallasite_std.passes.odd_rows import join_odd_rows
     from pallasite_std.passes.parameters import hoist_parameter_addresses
+    from pallasite_std.passes.slices import join_slices
 
     return [
         Pass(
@@ -404,6 +406,13 @@ def pallasite_passes() -> list[Pass]:
             run=join_odd_rows,
             after=("check-stages",),
             description="reduces arrays with odd rows of 16-bit elements by whole vectors",
+        ),
+        Pass(
+            name="join-slices",
+            stage="jaxpr",
+            run=join_slices,
+            after=("check-stages", "join-odd-rows"),
+            description="moves slices of arrays of odd shapes that are concatenated at once",
         ),
         Pass(
             name="check-code-size",

@@ -185,9 +185,10 @@ def _broadcast(x: Any, *dynamic: Any, shape: Sequence[int], **params: Any) -> li
 
 
 def _adds_dimensions(equation: Any) -> bool:
-    """Whether a broadcast of an array of odd shape adds dimensions of one element only."""
+    """Whether a broadcast of an array of odd shape adds dimensions of one element only; of an array
+    of one dimension, before it, since what is left of rows belongs beside these."""
     before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-    odd = len(before) > 1 and any(n & (n - 1) for n in before)
+    odd = any(n & (n - 1) for n in before) and (len(before) > 1 or after[-1:] == before)
     return odd and len(equation.invars) == 1 and math.prod(before) == math.prod(after)
 
 

@@ -122,7 +122,11 @@ class Movement:
         if isinstance(operand, SplatLayout):
             return 0.0
         if (operand, result) in self.exact(operand, result):
-            return self._direct(result)
+            cost = self._direct(result)
+            if math.prod(self.before) > math.prod(self.after):
+                # Of a part, the whole is what takes code.
+                cost = max(cost, self._direct(operand, excess=0.0))
+            return cost
         cost = movement_cost(operand, result, self.bits, self.run)
         if operand.size * self.bits // 8 > USUAL:
             return cost + _TOO_LARGE
@@ -138,7 +142,7 @@ class Movement:
             cost = min(cost, ordered)
         return cost + self._code(operand)
 
-    def _direct(self, result: Layout) -> float:
+    def _direct(self, result: Layout, excess: float = _EXCESS) -> float:
         """What the code costs that loads and stores elements one by one, in the same layout."""
         if self.run is None or not self.counted or not isinstance(result, RegisterLayout):
             return 0.0
@@ -150,7 +154,7 @@ class Movement:
         own = result.registers * (result.vector_length + 1)
         powers = math.prod(1 << (n - 1).bit_length() for n in result.shape)
         usual = 2 * max(1, powers * self.bits // (8 * MAXIMUM_BYTES * LANES * WARPS))
-        return _FETCH * max(0, own - 4 * row - _GUARDS) + _EXCESS * max(0, own - 2 * usual)
+        return _FETCH * max(0, own - 4 * row - _GUARDS) + excess * max(0, own - 2 * usual)
 
     def _code(self, layout: Layout, run: int | None = None) -> float:
         """What code costs that a row would not need: it is fetched, and runs once."""

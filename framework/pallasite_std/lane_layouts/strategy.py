@@ -104,6 +104,7 @@ class LaneStrategy(LayoutStrategy):
                     equation.primitive, self._target, avals, equation.params
                 )
                 if rule is None:
+                    self._find_hints_inside(equation)
                     continue
                 context = LayoutContext(
                     self._registry,
@@ -118,6 +119,21 @@ class LaneStrategy(LayoutStrategy):
             for atom, proposal in zip(equation.invars, proposals, strict=True):
                 if proposal is not None and not isinstance(atom, _jax.Literal):
                     hints[atom] = proposal
+
+    def _find_hints_inside(self, equation: Any) -> None:
+        """What the uses of an operand inside a function that is called ask for, if its shape is
+        odd: layouts of others are known to suit most uses."""
+        for region in self._registry.jaxprs.regions(equation):
+            if not region.is_plain_call:
+                continue
+            self.enter(region.jaxpr)
+            for operand, variable in zip(region.operands, region.inputs, strict=True):
+                hint = self._hints.get(variable)
+                if hint is None or operand is None or not _is_odd(variable.aval):
+                    continue
+                atom = equation.invars[operand]
+                if not isinstance(atom, _jax.Literal):
+                    self._hints[atom] = hint
 
 
 def _is_odd(aval: Any) -> bool:

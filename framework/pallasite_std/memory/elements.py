@@ -71,11 +71,12 @@ def element_indices(
             guards = layout.guards(register, element)
             if guards is not None:
                 with where_elements(launch, layout, guards if guarded else ()):
-                    indices = _unravel(parts[0], layout.shape) if layout.flat else parts
+                    indices = unravel(parts[0], layout.shape) if layout.flat else parts
                     yield register, element, indices
 
 
-def _unravel(linear: ir.Value, shape: tuple[int, ...]) -> list[ir.Value]:
+def unravel(linear: ir.Value, shape: tuple[int, ...]) -> list[ir.Value]:
+    """The index of an element by its number in the row-major flattened array (i32)."""
     indices = []
     for position, extent in enumerate(reversed(shape)):
         last = position == len(shape) - 1

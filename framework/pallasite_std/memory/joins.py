@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 
 from pallasite.plugin import InvalidValueError
@@ -14,9 +15,14 @@ from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import RegisterLayout, padded, row_major
 from pallasite.plugin.lowering import RegisterArray, RuleContext
 from pallasite_std.memory.access import plan_access
-from pallasite_std.memory.ordering import LOOP, Elements
+from pallasite_std.memory.ordering import Elements, load_elements, ordering_code
 from pallasite_std.memory.reference_types import MemoryReference
-from pallasite_std.memory.scratch import bytes_of, ordered, parts_of, viewed, whole_row
+from pallasite_std.memory.row_parts import operand, parts_of
+from pallasite_std.memory.scratch import ordered, viewed
+from pallasite_std.primitives.slices import Slice
+
+_EXCHANGE = 16
+"""Instructions around an exchange of an array in one row for one in another layout, at least."""
 
 _CHOICE = 6
 """Instructions that find out which array an element is of."""
@@ -34,25 +40,42 @@ def joined(
       dimension: the one along which they follow each other.
       layout: of the result.
     """
-    bits = types.bit_width(arrays[0].dtype)
-    stored: dict[Any, RegisterArray] = {}
+    sources: dict[Any, RegisterArray] = {}
     for array in arrays:
-        stored.setdefault(_key(array), whole_row(array) or array)
-    sources = list(stored.values())
-    starts, end = {}, 0
-    for key, source in stored.items():
-        starts[key] = end * 8 // bits
-        end += bytes_of(row_major(source.shape, bits))
-    parts = parts_of(layout, bits, end, ctx.target.max_shared_memory)
-    if not parts or not _is_long(arrays, dimension, layout, len(parts)):
+        sources.setdefault(_key(array), array)
+    numbers = {key: number for number, key in enumerate(sources)}
+    slices = [Slice(numbers[_key(one)], 0, one.shape[dimension]) for one in arrays]
+    return joined_slices(ctx, list(sources.values()), slices, dimension, layout, arrays)
+
+
+def joined_slices(
+    ctx: RuleContext,
+    sources: Sequence[RegisterArray],
+    slices: Sequence[Slice],
+    dimension: int,
+    layout: RegisterLayout,
+    whole: Sequence[RegisterArray] = (),
+) -> RegisterArray | None:
+    """Slices of arrays one beside the other; None where there is no room.
+
+    Args:
+      ctx: of the rule.
+      sources: of one dtype of whole bytes, in any layouts.
+      slices: along the dimension, in the order of the result.
+      dimension: the one along which they follow each other.
+      layout: of the result.
+      whole: the slices if these are arrays that could be stored one beside the other; None is
+        returned where that is less code.
+    """
+    operands = [operand(one) for one in sources]
+    elements = _elements([one.shape for one in sources], slices, dimension, sources[0].dtype)
+    most = ctx.target.max_shared_memory
+    parts = parts_of(layout, operands, elements.windows, most, elements.unit)
+    if not parts:
         return None
-    elements = _elements(
-        [array.shape for array in arrays],
-        [starts[_key(array)] for array in arrays],
-        dimension,
-        bits,
-    )
-    return ordered(ctx, sources, elements, layout, parts)
+    if whole and not _is_long(whole, dimension, layout, ordering_code(parts, elements)):
+        return None
+    return ordered(ctx, operands, elements, layout, parts)
 
 
 def _key(array: RegisterArray) -> Any:
@@ -60,14 +83,22 @@ def _key(array: RegisterArray) -> Any:
 
 
 def _elements(
-    shapes: Sequence[tuple[int, ...]], starts: Sequence[int], dimension: int, bits: int
+    shapes: Sequence[tuple[int, ...]],
+    slices: Sequence[Slice],
+    dimension: int,
+    dtype: np.dtype[Any],
 ) -> Elements:
-    """The elements of row-major arrays that begin at some elements, joined along a dimension."""
-    widths = [math.prod(shape[dimension:]) for shape in shapes]
+    """The elements of slices of row-major arrays of some shapes."""
+    inner = math.prod(shapes[0][dimension + 1 :])
     outer = math.prod(shapes[0][:dimension])
+    widths = [one.size * inner for one in slices]
+    starts = [one.start * inner for one in slices]
+    strides = [math.prod(shapes[one.operand][dimension:]) for one in slices]
     width = sum(widths)
 
-    def offset(number: ir.Value, unit: int) -> ir.Value:
+    bits = types.bit_width(dtype)
+
+    def load(number: ir.Value, unit: int, pointer: ir.Value, places: Sequence[int]) -> ir.Value:
         row = ops.i32_constant(0)
         column = number
         if outer > 1:
@@ -75,21 +106,36 @@ def _elements(
             column = ops.arith.subi(number, ops.multiply(row, width // unit))
         found: ir.Value | None = None
         before = 0
-        for start, own in zip(starts, widths, strict=True):
-            place = ops.add(ops.multiply(row, own), ops.multiply(column, unit))
-            place = ops.add(place, start - before)
+        for one, own, start, stride in zip(slices, widths, starts, strides, strict=True):
+            place = ops.add(ops.multiply(row, stride), ops.multiply(column, unit))
+            place = ops.add(place, places[one.operand] * 8 // bits + start - before)
             if found is not None:
                 place = ops.arith.select(ops.compare("ult", column, before // unit), found, place)
             found = place
             before += own
         assert found is not None
-        return found
+        return load_elements(pointer, found, unit, dtype)
 
-    return Elements(outer * width, math.gcd(128 // bits, *widths), offset)
+    def windows(first: int, count: int) -> list[tuple[int, int]]:
+        (top, left), (bottom, right) = divmod(first, width), divmod(first + count - 1, width)
+        needed: list[list[int]] = [[] for _ in shapes]
+        before = 0
+        for one, own, start, stride in zip(slices, widths, starts, strides, strict=True):
+            # Rows in which the slice is not reached, or behind it, are others'.
+            begin, end = max(left - before, 0), min(right + 1 - before, own)
+            low, high = (top, begin) if begin < own else (top + 1, 0)
+            last, until = (bottom, end) if end > 0 else (bottom - 1, own)
+            if (low, high) < (last, until):
+                needed[one.operand] += [low * stride + start + high, last * stride + start + until]
+            before += own
+        return [(min(ends), max(ends)) if ends else (0, 0) for ends in needed]
+
+    unit = math.gcd(128 // bits, *widths, *starts, *strides)
+    return Elements(outer * width, unit, load, windows)
 
 
 def _is_long(
-    arrays: Sequence[RegisterArray], dimension: int, layout: RegisterLayout, parts: int
+    arrays: Sequence[RegisterArray], dimension: int, layout: RegisterLayout, ordering: int
 ) -> bool:
     """Whether the code that stores the arrays in their places is longer than loops are."""
     bits = types.bit_width(arrays[0].dtype)
@@ -98,16 +144,19 @@ def _is_long(
     rows = row_major(layout.shape, bits)
     whole = MemoryReference(nowhere, rows, arrays[0].dtype, MemorySpace.SMEM, alignment=16)
     direct = _accesses(padded(layout.shape) if layout.flat else layout, rows, 16)
-    direct += 2 * layout.registers if layout.flat else 0
-    by_rows = _accesses(layout, rows, 16) + parts * (LOOP + _CHOICE * (len(arrays) - 1))
+    direct += 2 * layout.registers + _EXCHANGE if layout.flat else 0
+    by_rows = _accesses(layout, rows, 16) + ordering + _CHOICE * (len(arrays) - 1)
     first = [0] * len(layout.shape)
+    stored: set[Any] = set()
     for array in arrays:
         own = array.layout if isinstance(array.layout, RegisterLayout) else padded(array.shape)
-        by_rows += _accesses(own, row_major(array.shape, bits), 16)
+        if _key(array) not in stored:
+            by_rows += _accesses(own, row_major(array.shape, bits), 16)
+            stored.add(_key(array))
         if own.flat:
             # Rows of an array in another layout, which is exchanged for it.
             own = padded(array.shape)
-            direct += 3 * own.registers
+            direct += 3 * own.registers + _EXCHANGE
         view = viewed(whole, first, array.shape)
         direct += _accesses(own, view.layout, min(16, view.offset_alignment))
         first[dimension] += array.shape[dimension]

@@ -6,49 +6,148 @@ Their code does not grow with the array.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.layouts import LANES, WARPS, Extent
+from pallasite.plugin.layouts import LANES, WARPS, Extent, Owner
 from pallasite.plugin.lowering import RuleContext
+from pallasite_std.memory.padding import thread_part
 from pallasite_std.memory.reference_types import MemoryReference
+from pallasite_std.memory.row_parts import Part, Windows
+from pallasite_std.memory.transfers import from_memory
 
 LOOP = 24
 """Instructions of a loop that copies a view of shared memory, about."""
 
+_MOVES = 3
+"""Moves of a thread, at most, that are made without a loop."""
+
+_MOVE = 10
+"""Instructions of one of these, about."""
+
+_BARRIER = 4
+"""Instructions that are not needed where threads load what they keep."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Elements:
-    """Elements of shared memory in some order.
+    """Elements of arrays in shared memory in some order.
 
     Attributes:
       size: how many there are.
       unit: how many, at most, can be moved at once; a power of two.
-      offset: ``offset(number, unit)`` is the first element of so many, of their number (i32).
+      load: ``load(number, unit, pointer, starts)`` is a vector of so many, or a scalar, by their
+        number (i32) in units; the arrays begin so many bytes behind the pointer, or before it.
+      windows: where in the arrays some of them are.
     """
 
     size: int
     unit: int
-    offset: Callable[[ir.Value, int], ir.Value]
+    load: Callable[[ir.Value, int, ir.Value, Sequence[int]], ir.Value]
+    windows: Windows
 
 
-def elements_of(view: MemoryReference) -> Elements:
-    """The elements of a view in row-major order, from its pointer on."""
+def load_elements(pointer: ir.Value, offset: ir.Value, unit: int, dtype: np.dtype[Any]) -> ir.Value:
+    """So many elements, as they are in shared memory, from an offset on that is a multiple."""
+    kind = types.memory_type(dtype)
+    where = ops.element_pointer(pointer, offset, kind)
+    size = unit * types.bit_width(dtype) // 8
+    return ops.load(ops.vector_type(kind, unit), where, alignment=size)
+
+
+def elements_of(view: MemoryReference, whole: int) -> Elements:
+    """The elements of a view of an array of so many elements, in row-major order."""
     extents = view.layout.flat_extents
+    size = view.layout.size
 
-    def offset(number: ir.Value, unit: int) -> ir.Value:
-        return ops.add(_offset(number, extents, unit), view.element_offset())
+    def load(number: ir.Value, unit: int, pointer: ir.Value, starts: Sequence[int]) -> ir.Value:
+        offset = ops.add(_offset(number, extents, unit), view.element_offset())
+        offset = ops.add(offset, starts[0] * 8 // view.element_bits)
+        return load_elements(pointer, offset, unit, view.dtype)
 
-    return Elements(view.layout.size, _unit(view), offset)
+    def windows(first: int, count: int) -> list[tuple[int, int]]:
+        if view.dynamic:
+            return [(0, whole)]
+        low, high = _span(extents, first, count)
+        return [(view.offset + low, view.offset + high)]
+
+    return Elements(size, _unit(view), load, windows)
+
+
+def _span(extents: Sequence[Extent], first: int, count: int) -> tuple[int, int]:
+    """The least and the greatest offset, and one more, of consecutive elements of a view; or
+    further ones."""
+    low, high = 0, 1
+    inner = math.prod(extent.size for extent in extents)
+    last = first + count - 1
+    whole = False
+    for extent in extents:
+        inner //= extent.size
+        index = (first // inner % extent.size, last // inner % extent.size)
+        if whole:
+            index = (0, extent.size - 1)
+        whole = whole or index[0] != index[1]
+        low += min(one * extent.stride for one in index)
+        high += max(one * extent.stride for one in index)
+    return low, high
+
+
+def moves_of(part: Part, elements: Elements) -> int | None:
+    """How many moves each thread makes that loads its part of a row by itself; None if a loop for
+    all is less code."""
+    layout = part.layout
+    vectors = [digit for digit in layout.digits if digit.owner is Owner.VECTOR]
+    if not part.row or (vectors and [*vectors] != [layout.digits[-1]]):
+        return None
+    unit = min(elements.unit, layout.vector_length)
+    moves = layout.registers * layout.vector_length // unit
+    return moves if moves <= _MOVES else None
+
+
+def ordering_code(parts: Sequence[Part], elements: Elements) -> int:
+    """Instructions that bring elements into order, about."""
+    moves = [moves_of(part, elements) for part in parts]
+    return sum(LOOP if one is None else one * _MOVE - _BARRIER for one in moves)
+
+
+def load_in_order(
+    ctx: RuleContext,
+    source: Elements,
+    pointer: ir.Value,
+    starts: Sequence[int],
+    part: Part,
+    dtype: np.dtype[Any],
+) -> list[ir.Value]:
+    """The registers of a part of which each thread makes few moves; see :func:`copy_in_order`."""
+    layout = part.layout
+    unit = min(source.unit, layout.vector_length)
+    thread = thread_part(ctx.launch, layout, 0)
+    registers = []
+    for register in range(layout.registers):
+        pieces = []
+        for place in range(0, layout.vector_length, unit):
+            known = (part.first + layout.part_of_register(register, place)) // unit
+            number = ops.i32_constant(known)
+            if thread is not None:
+                number = ops.add(ops.divide_unsigned(thread, unit), known)
+            if known + layout.thread_reach(0) // unit >= source.size // unit:
+                number = ops.arith.minui(number, ops.i32_constant(source.size // unit - 1))
+            pieces.append(source.load(number, unit, pointer, starts))
+        registers.append(from_memory(ops.concatenate(pieces), dtype))
+    return registers
 
 
 def copy_in_order(
     ctx: RuleContext,
-    pointer: ir.Value,
     source: Elements,
+    pointer: ir.Value,
+    starts: Sequence[int],
     target: MemoryReference,
     first: int = 0,
 ) -> None:
@@ -56,8 +155,8 @@ def copy_in_order(
 
     Args:
       ctx: of the rule.
-      pointer: from which elements are counted.
       source: the elements.
+      pointer, starts: see :attr:`Elements.load`.
       target: as many of them as it has, and behind them the last one; with room for one move of all
         threads at least.
       first: of the elements that are copied.
@@ -67,7 +166,6 @@ def copy_in_order(
     while target.layout.size % unit or first % unit:
         unit //= 2
     size = unit * target.element_bits // 8
-    vector = ops.vector_type(kind, unit)
     launch = ctx.launch
     lane = launch.thread_id
     if ctx.kernel.geometry.threads > 1:
@@ -83,8 +181,7 @@ def copy_in_order(
         kept = number
         if max(last, first + LANES * WARPS) > source.size // unit:
             kept = ops.arith.minui(number, ops.i32_constant(source.size // unit - 1))
-        offset = source.offset(kept, unit)
-        value = ops.load(vector, ops.element_pointer(pointer, offset, kind), alignment=size)
+        value = source.load(kept, unit, pointer, starts)
         where = ops.element_pointer(moved, ops.multiply(number, unit), kind)
         ops.store(value, where, alignment=size)
         following = ops.add(number, LANES * WARPS)

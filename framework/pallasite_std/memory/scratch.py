@@ -22,11 +22,9 @@ from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import (
     LANES,
     WARPS,
-    Digit,
     Extent,
     Layout,
     MemoryLayout,
-    Owner,
     RegisterLayout,
     default_strided,
     padded,
@@ -34,8 +32,16 @@ from pallasite.plugin.layouts import (
 )
 from pallasite.plugin.lowering import RegisterArray, RuleContext, relayout
 from pallasite_std.memory.access import plan_access
-from pallasite_std.memory.ordering import LOOP, Elements, copy_in_order, elements_of
+from pallasite_std.memory.ordering import (
+    Elements,
+    copy_in_order,
+    elements_of,
+    load_in_order,
+    moves_of,
+    ordering_code,
+)
 from pallasite_std.memory.reference_types import MemoryReference
+from pallasite_std.memory.row_parts import Held, Operand, Part, bytes_of, operand, parts_of
 from pallasite_std.memory.transfers import from_memory, load_array, store_array, to_memory
 
 _EXCHANGE = 32
@@ -64,7 +70,7 @@ def scratch_arrays(
     layouts = [row_major(tuple(shape), types.bit_width(dtype)) for shape, dtype in arrays]
     starts = [0]
     for layout in layouts:
-        starts.append(starts[-1] + bytes_of(layout))
+        starts.append(starts[-1] + bytes_of(layout.shape, layout.element_bits))
     if starts[-1] > ctx.target.max_shared_memory:
         raise InvalidValueError(
             f"{ctx.primitive} moves arrays through shared memory, which they do not fit",
@@ -123,6 +129,12 @@ def storable(ctx: RuleContext, array: RegisterArray) -> RegisterArray:
 
 def load(ctx: RuleContext, memory: MemoryReference, layout: Layout | None) -> RegisterArray:
     """Loads what a view of scratch memory holds; in a default layout where none is given."""
+    if types.is_bool(memory.dtype) and memory.layout.size > 1:
+        # What is stored are zeros and ones.
+        if not isinstance(layout, RegisterLayout):
+            layout = result_layout(ctx, memory.shape, memory.dtype)
+        narrow = dataclasses.replace(memory, dtype=np.dtype(np.uint8))
+        return load(ctx, narrow, layout).map(_truncated, memory.dtype)
     if memory.layout.size == 1:
         return load_array(ctx.launch, memory, None)
     if not isinstance(layout, RegisterLayout):
@@ -189,11 +201,23 @@ def copied(
     if not isinstance(layout, RegisterLayout):
         layout = result_layout(ctx, shape or ctx.avals_out[0].shape, array.dtype)
     rows = row_major(array.shape, types.bit_width(array.dtype))
-    array = whole_row(array) or array
+    stored = operand(array)
+    seen = view(_nowhere(rows, array.dtype))
+    (window,) = elements_of(seen, array.size).windows(0, seen.layout.size)
+    held = stored.held(window)
+    array = stored.part(held)
     with scratch_array(ctx, array.shape, array.dtype) as memory:
         store(ctx, memory, array)
         ctx.synchronize()
+        first = ops.byte_pointer(memory.pointer, -_skipped(stored, held))
+        memory = dataclasses.replace(memory, pointer=first)
         return load(ctx, view(memory.with_layout(rows)), layout)
+
+
+def _nowhere(rows: MemoryLayout, dtype: np.dtype[Any]) -> MemoryReference:
+    """Memory that is not there yet: of a view, all but the pointer is known before."""
+    pointer: Any = None
+    return MemoryReference(pointer, rows, dtype, MemorySpace.SMEM, alignment=16)
 
 
 def by_loop(
@@ -208,109 +232,97 @@ def by_loop(
     if not isinstance(layout, RegisterLayout):
         layout = result_layout(ctx, shape, array.dtype)
     bits = types.bit_width(array.dtype)
-    # Of a view, all but the pointer is known before there is memory.
-    nowhere: Any = None
-    rows = row_major(array.shape, bits)
-    seen = view(MemoryReference(nowhere, rows, array.dtype, MemorySpace.SMEM, alignment=16))
-    array = whole_row(array) or array
-    stored = bytes_of(row_major(array.shape, bits))
-    parts = parts_of(layout, bits, stored, ctx.target.max_shared_memory)
-    if not parts or not _is_long(seen, layout, len(parts)):
+    seen = view(_nowhere(row_major(array.shape, bits), array.dtype))
+    elements = elements_of(seen, array.size)
+    stored = operand(array)
+    most = ctx.target.max_shared_memory
+    parts = parts_of(layout, [stored], elements.windows, most, elements.unit)
+    fits = stored.bytes((0, stored.registers)) <= most
+    if not parts or (fits and not _is_long(seen, layout, ordering_code(parts, elements))):
         return None
-    return ordered(ctx, [array], elements_of(seen), layout, parts)
+    return ordered(ctx, [stored], elements, layout, parts)
 
 
 def ordered(
     ctx: RuleContext,
-    arrays: Sequence[RegisterArray],
+    operands: Sequence[Operand],
     elements: Elements,
     layout: RegisterLayout,
-    parts: Sequence[RegisterLayout],
+    parts: Sequence[Part],
 ) -> RegisterArray:
     """What loops bring into order of arrays that are stored row by row.
 
     Args:
       ctx: of the rule.
-      arrays: of one dtype.
-      elements: of the result; counted from the first one of the first array, where each array
-        begins at the next multiple of 16 bytes.
+      operands: the first has the dtype of the result.
+      elements: of the result.
       layout: of the result.
-      parts: of the layout, by :func:`parts_of`.
+      parts: of the layout, by :func:`~pallasite_std.memory.row_parts.parts_of`.
     """
-    if types.is_bool(arrays[0].dtype):
+    dtype = operands[0].array.dtype
+    if types.is_bool(dtype):
         # What is stored are zeros and ones.
-        narrow = np.dtype(np.uint8)
-        stored = [one.map(functools.partial(to_memory, dtype=one.dtype), narrow) for one in arrays]
-        found = ordered(ctx, stored, elements, layout, parts)
-        return found.map(_truncated, arrays[0].dtype)
-    dtype, bits = arrays[0].dtype, types.bit_width(arrays[0].dtype)
-    # In the first step of a loop, all threads move something.
-    most = max(parts[0].size, LANES * WARPS * elements.unit)
-    given = [*((array.shape, dtype) for array in arrays), ((most,), dtype)]
+        stored = [
+            dataclasses.replace(one, array=_widened(one.array))
+            if types.is_bool(one.array.dtype)
+            else one
+            for one in operands
+        ]
+        return ordered(ctx, stored, elements, layout, parts).map(_truncated, dtype)
+    most = max(max(part.layout.size for part in parts), LANES * WARPS * elements.unit)
+    byte = np.dtype(np.uint8)
+    room = [
+        ((max(one.bytes(part.held[position]) for part in parts),), byte)
+        for position, one in enumerate(operands)
+    ]
     registers: list[ir.Value] = []
-    with scratch_arrays(ctx, *given) as (*memories, target):
-        for memory, array in zip(memories, arrays, strict=True):
-            store(ctx, memory, array)
-        done = 0
+    with scratch_arrays(ctx, *room, ((most,), dtype)) as (*memories, target):
+        present: list[Held | None] = [None] * len(operands)
         for part in parts:
+            if part is not parts[0] and list(part.held) != present:
+                ctx.synchronize()
+            starts = []
+            for position, (memory, one) in enumerate(zip(memories, operands, strict=True)):
+                held = part.held[position]
+                if present[position] != held and held[0] < held[1]:
+                    _store_part(ctx, memory, one, held)
+                present[position] = held
+                before = sum(size for (size,), _ in room[:position])
+                starts.append(before - _skipped(one, held))
             ctx.synchronize()
-            rows = target.with_layout(row_major(part.shape, bits))
-            copy_in_order(ctx, memories[0].pointer, elements, rows, done)
+            pointer = memories[0].pointer
+            if moves_of(part, elements) is not None:
+                registers += load_in_order(ctx, elements, pointer, starts, part, dtype)
+                continue
+            rows = target.with_layout(row_major(part.layout.shape, operands[0].bits))
+            copy_in_order(ctx, elements, pointer, starts, rows, part.first)
             ctx.synchronize()
-            registers += load_array(ctx.launch, rows, part).registers
-            done += part.size
+            registers += load_array(ctx.launch, rows, part.layout).registers
     return RegisterArray(tuple(registers), layout, dtype)
+
+
+def _store_part(ctx: RuleContext, memory: MemoryReference, one: Operand, held: Held) -> None:
+    array = one.part(held)
+    rows = row_major(array.shape, one.bits)
+    store(ctx, dataclasses.replace(memory, layout=rows, dtype=array.dtype), array)
+
+
+def _skipped(one: Operand, held: Held) -> int:
+    """Bytes of an array before the registers that are stored."""
+    return held[0] * one.register_elements * one.bits // 8 if one.row else 0
+
+
+def _widened(array: RegisterArray) -> RegisterArray:
+    return array.map(functools.partial(to_memory, dtype=array.dtype), np.dtype(np.uint8))
 
 
 def _truncated(value: ir.Value) -> ir.Value:
     return ops.arith.trunci(ops.vector_type(ops.i1(), ops.vector_length(value)), value)
 
 
-def bytes_of(rows: MemoryLayout) -> int:
-    """How many an array takes, with what is left of the last 16."""
-    return -(-rows.size * rows.element_bits // 128) * 16
-
-
-def whole_row(array: RegisterArray) -> RegisterArray | None:
-    """The registers of an array whose elements lie in one row, padding included."""
-    layout = array.layout
-    if not isinstance(layout, RegisterLayout) or not layout.flat or array.is_splat:
-        return None
-    whole = _registers(layout, layout.registers)
-    return None if whole is None else RegisterArray(array.registers, whole, array.dtype)
-
-
-def _registers(layout: RegisterLayout, count: int) -> RegisterLayout | None:
-    """The layout of a row that so many of the first registers of a flat layout hold."""
-    digits = layout.dims[0]
-    others = tuple(digit for digit in digits if digit.owner is not Owner.REGISTER)
-    if len(digits) - len(others) > 1 or (digits != others and digits[0] in others):
-        return None
-    size = count * math.prod(digit.size for digit in others)
-    digits = (Digit(count, Owner.REGISTER, 1), *others)
-    return RegisterLayout((size,), (digits,), layout.vector_length, flat=True)
-
-
-def parts_of(layout: RegisterLayout, bits: int, stored: int, most: int) -> list[RegisterLayout]:
-    """The layout as rows, one after the other, of which there is room for one beside what is
-    stored; none if the layout is no row, or each takes much code."""
-    if not layout.flat:
-        rows = bytes_of(row_major(layout.shape, bits))
-        return [layout] if stored + rows <= most else []
-    if (one := _registers(layout, 1)) is None or bits < 8:
-        return []
-    room = max(most - stored, 0) // (one.size * bits // 8)
-    if not room:
-        return []
-    count = -(-layout.registers // room)
-    sizes = [len(part) for part in np.array_split(np.arange(layout.registers), count)]
-    parts = [_registers(layout, size) for size in sizes]
-    return [part for part in parts if part is not None]
-
-
-def _is_long(view: MemoryReference, layout: RegisterLayout, parts: int) -> bool:
-    """Whether the code that loads a view is longer than loops that copy it in so many parts, and
-    what then loads row-major memory."""
+def _is_long(view: MemoryReference, layout: RegisterLayout, ordering: int) -> bool:
+    """Whether the code that loads a view is longer than so many instructions that bring it into
+    order, and what then loads row-major memory."""
     if view.element_bits < 8 or view.layout.is_contiguous or view.layout.size == 1:
         return False
     rows = row_major(view.shape, view.element_bits)
@@ -320,7 +332,7 @@ def _is_long(view: MemoryReference, layout: RegisterLayout, parts: int) -> bool:
         loaded = len(plan_access(direct, view.layout, 16).everything) + more
     except InvalidValueError:
         return True  # Lanes do not take what the view has along a dimension.
-    return loaded > len(plan_access(layout, rows, 16).everything) + LOOP * parts
+    return loaded > len(plan_access(layout, rows, 16).everything) + ordering
 
 
 def whole_bytes(array: RegisterArray) -> RegisterArray:

@@ -19,18 +19,23 @@ from jaxlib.mlir import ir
 from pallasite.plugin import RuleSet, Semantics
 from pallasite.plugin.inference import AbstractValue, InferenceContext
 from pallasite.plugin.ir import ops, types
-from pallasite.plugin.layouts import RegisterLayout, padded
-from pallasite.plugin.lowering import RegisterArray, RuleContext
+from pallasite.plugin.language import MemorySpace
+from pallasite.plugin.layouts import RegisterLayout, padded, row_major
+from pallasite.plugin.lowering import LayoutContext, RegisterArray, RuleContext
 from pallasite_std.inference.shape import moves
 from pallasite_std.math.table import BINARY
-from pallasite_std.memory.elements import element_indices, once_per_element
+from pallasite_std.memory.elements import element_indices, once_per_element, unravel
 from pallasite_std.memory.indices import clamped_index, narrow_index
+from pallasite_std.memory.ordering import Elements, load_elements
 from pallasite_std.memory.reference_types import MemoryReference
+from pallasite_std.memory.row_parts import operand, parts_of
+from pallasite_std.memory.rows import moved
 from pallasite_std.memory.scratch import (
     element_address,
     linear,
     load,
     load_element,
+    ordered,
     result_layout,
     scratch_arrays,
     storable,
@@ -39,6 +44,7 @@ from pallasite_std.memory.scratch import (
     strides,
     whole_bytes,
 )
+from pallasite_std.memory.transfers import to_memory
 from pallasite_std.rules.atomics import atomic_update
 
 rules = RuleSet()
@@ -146,6 +152,15 @@ def _gather(
     layout = None if single else result_layout(ctx, shape, x.dtype)
     given = (x.shape, x.dtype), (indices.shape, indices.dtype)
     filler = RegisterArray.constant(_filler(fill_value, x.dtype), x.dtype).scalar
+    wanted = ctx.layout_hint or moved(shape, types.bit_width(x.dtype))
+    if not single and _by_loop(x.shape, shape, wanted):
+        assert isinstance(wanted, RegisterLayout)
+        operands = operand(x), operand(indices)
+        elements = _windows(places, shape, x, indices, filler)
+        most = ctx.target.max_shared_memory
+        parts = parts_of(wanted, operands, elements.windows, most, elements.unit)
+        if parts:
+            return ordered(ctx, operands, elements, wanted, parts)
     with scratch_arrays(ctx, *given) as (memory, index_memory):
         store(ctx, memory, x)
         store(ctx, index_memory, indices)
@@ -164,6 +179,70 @@ def _gather(
                 ]
             found[register, element] = _element(places, memory, index_memory, own, signed, filler)
     return _collected(found, layout, x.dtype, filler)
+
+
+@rules.layout(primitives.gather_p)
+def _gather_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
+    return [None] * len(ctx.avals_in)
+
+
+def _gather_moves(avals_in: Sequence[Any], **params: Any) -> bool:
+    """Whether the array goes through memory from any layout."""
+    return any(extent & (extent - 1) for extent in avals_in[0].shape)
+
+
+_gather_layout.moves = _gather_moves  # type: ignore[attr-defined]
+
+_FEW = 4
+"""Elements of a lane that are moved one by one, at most, where shapes are odd."""
+
+
+def _by_loop(before: Sequence[int], after: Sequence[int], layout: Any) -> bool:
+    """Whether windows of an array of some shape are copied by a loop, which is less code."""
+    odd = any(extent & (extent - 1) for extent in (*before, *after))
+    registers = isinstance(layout, RegisterLayout)
+    return odd and registers and layout.registers * layout.vector_length > _FEW
+
+
+def _run(places: _Places, shape: Sequence[int]) -> int:
+    """Consecutive elements of windows of a shape, and of the array."""
+    run = 1
+    dims = range(len(places.shape))
+    for d in reversed(dims):
+        place = len(shape) - (len(places.shape) - d)
+        if d in places.dropped or d in places.batching or place not in places.window_dims:
+            break
+        if places.window[d] != places.shape[d]:
+            break
+        run *= places.window[d]
+    return run
+
+
+def _windows(
+    places: _Places,
+    shape: tuple[int, ...],
+    x: RegisterArray,
+    indices: RegisterArray,
+    filler: ir.Value,
+) -> Elements:
+    """The elements of the windows' array, of that shape."""
+    bits = types.bit_width(x.dtype)
+    signed = types.is_signed(indices.dtype)
+    rows = row_major(indices.shape, types.bit_width(indices.dtype))
+
+    def load(number: ir.Value, unit: int, pointer: ir.Value, starts: Sequence[int]) -> ir.Value:
+        first, second = (ops.byte_pointer(pointer, start) for start in starts)
+        memory = MemoryReference(second, rows, indices.dtype, MemorySpace.SMEM, alignment=16)
+        index = unravel(ops.multiply(number, unit), shape)
+        offset, inside = places.place(memory, index, signed)
+        found = load_elements(first, offset, unit, x.dtype)
+        if inside is None:
+            return found
+        return ops.arith.select(inside, found, ops.broadcast(to_memory(filler, x.dtype), unit))
+
+    whole = [(0, x.size), (0, indices.size)]
+    unit = math.gcd(128 // bits, _run(places, shape))
+    return Elements(math.prod(shape), unit, load, lambda first, count: whole)
 
 
 def _element(
@@ -365,7 +444,9 @@ def _gather_inference(
     ctx: InferenceContext, x: AbstractValue, indices: AbstractValue, **params: Any
 ) -> AbstractValue:
     result = ctx.result(varying=True)
-    moves(ctx, 0, x, result)
+    before, after = (tuple(aval.shape) for aval in (ctx.avals_in[0], ctx.avals_out[0]))
+    odd = any(extent & (extent - 1) for extent in (*before, *after))
+    moves(ctx, 0, x, result, run=1 if odd else None)
     moves(ctx, 1, indices, result)
     return result
 

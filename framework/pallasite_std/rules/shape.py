@@ -414,7 +414,7 @@ def _concatenate(ctx: RuleContext, *arrays: RegisterArray, dimension: int) -> Re
             if found is not None:
                 return found
     if parts is None:
-        return _through_memory(ctx, arrays, dimension)
+        return beside(ctx, arrays, dimension)
     registers: list[ir.Value | None] = [None] * target.registers
     position = 0
     numbers = {index: number for number, index in enumerate(_first_elements(target))}
@@ -451,10 +451,8 @@ def _fitting_parts(
     return parts if sum(part.registers for part in parts) == target.registers else None
 
 
-def _through_memory(
-    ctx: RuleContext, arrays: Sequence[RegisterArray], dimension: int
-) -> RegisterArray:
-    """Parts of an array that are stored one beside the other."""
+def beside(ctx: RuleContext, arrays: Sequence[RegisterArray], dimension: int) -> RegisterArray:
+    """Parts of an equation's result that are stored one beside the other."""
     shape = tuple(ctx.avals_out[0].shape)
     arrays = [storable(ctx, whole_bytes(array)) for array in arrays]
     with scratch_array(ctx, shape, arrays[0].dtype) as memory:
