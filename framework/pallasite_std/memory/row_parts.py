@@ -116,7 +116,7 @@ def operand(array: RegisterArray) -> Operand:
 
 
 def is_row(layout: RegisterLayout) -> bool:
-    """Whether a layout is one of the flattened array, with padding behind it or across dimensions."""
+    """Whether a layout is one of the flattened array, with padding or across dimensions."""
     if layout.flat:
         return True
     major = next((d for d, extent in enumerate(layout.shape) if extent > 1), 0)
