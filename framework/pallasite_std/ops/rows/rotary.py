@@ -65,7 +65,7 @@ def rotary_embedding(
         raise InvalidTypeError(
             "positions do not fit the tokens",
             got=f"{positions.dtype}{list(positions.shape)}",
-            expected=f"shape {(tokens,)} or {(*lead, tokens)}",
+            expected=f"shape {(tokens,)}" + (f" or {(*lead, tokens)}" if lead else ""),
         )
     frequencies = positive(base, "base") ** (-np.arange(0, rotated, 2) / rotated)
     if jnp.issubdtype(positions.dtype, jnp.floating):

@@ -39,10 +39,6 @@ IDLE_ROUNDS = 4
 """How many rounds of polling without any effect make a standstill."""
 
 ROUNDS_AT_ONCE = 200
-"""How many rounds of polling a wave has before others have their turn: what a loop that polls does
-besides looks like progress."""
-
-ROUNDS_AT_ONCE = 200
 """How many rounds of polling a wave has before others have their turn, whatever comes of it: loops
 that poll may have effects of their own."""
 
