@@ -106,6 +106,31 @@ def test_masked_load_and_store(x64, dtype):
     in_order(ptx, r"ld\.global\.", r"bra", r"st\.global\.")
 
 
+def test_masked_store_of_vectors():
+    """Neighbours that the mask lets through are stored at once, others one by one."""
+
+    @make((1024,), jnp.bfloat16)
+    def kernel(x, n, o):
+        inside = jnp.arange(1024, dtype=jnp.int32) >= n[0]
+        masked_store(o, slice(None), x[...], mask=inside)
+
+    ptx = compile_to_ptx(kernel, array(1024, dtype=jnp.bfloat16), array(1, dtype=jnp.int32))
+    in_order(ptx, r"ld\.global\.nc\.v4\.b32|ld\.global\.v4\.b32", r"bra", r"st\.global\.")
+    assert ptx.count("st.global.v4.b32") == 1 and ptx.count("st.global.b16") == 8
+
+
+def test_indices_of_own_elements():
+    """Lanes that hold the indices of the elements that they want exchange none."""
+
+    @make((1024,))
+    def kernel(x, o):
+        o[...] = x[jnp.arange(1024, dtype=jnp.int32) // 7]
+
+    ptx = compile_to_ptx(kernel, array(147))
+    assert "bar.sync" not in ptx and "st.shared" not in ptx
+    assert ptx.count("ld.global.nc.b32") + ptx.count("ld.global.b32") == 8
+
+
 def test_mask_of_one_scalar():
     @make((256,))
     def kernel(x, n, o):

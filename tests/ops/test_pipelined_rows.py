@@ -93,9 +93,10 @@ def test_gradients_of_the_widest_rows(monkeypatch):
 @pytest.mark.parametrize(
     ("rows", "columns", "dtype", "centered", "residual", "quantize"),
     [
-        (131, 3073, BF16, False, True, None),
+        (131, 3073, BF16, False, True, np.int8),
         (129, 3081, BF16, True, False, None),  # Two reductions, one after the other.
-        (67, 2047, np.dtype(np.float32), True, True, np.int8),  # Three of them.
+        (131, 3083, BF16, True, True, np.int8),  # Three of them.
+        (33, 8201, np.dtype(np.float32), True, False, None),
     ],
 )
 def test_forward_of_rows_within_vectors(
@@ -172,3 +173,21 @@ def test_kernels_fit(columns, dtype, residual):
         kernel, *(jax.ShapeDtypeStruct(*one) for one in shapes), target="sm_90a"
     )
     assert 225_000 < compiled.resources.shared_memory_bytes <= SHARED_MEMORY
+
+
+@pytest.mark.parametrize(("columns", "forward"), [(28233, False), (15001, True)])
+def test_kernels_of_rows_within_vectors_fit(columns, forward):
+    """Weights that do not begin at whole vectors take no more shared memory than others."""
+    norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, False, BF16, weight_size=2)
+    machine, f32 = (132, SHARED_MEMORY), jnp.float32
+    matrix, vector = ((3000, columns), BF16), ((columns,), BF16)
+    if forward:
+        kernel = norm_kernels.forward(norm, 3000, columns, BF16, False, *machine)
+        shapes = [matrix, vector, vector]
+    else:
+        kernel = norm_kernels.backward(norm, 3000, columns, BF16, *machine)
+        shapes = [matrix, matrix, ((3000,), f32), ((3000,), f32), vector]
+    compiled = pallasite.compile(
+        kernel, *(jax.ShapeDtypeStruct(*one) for one in shapes), target="sm_90a"
+    )
+    assert 100_000 < compiled.resources.shared_memory_bytes <= SHARED_MEMORY

@@ -189,6 +189,16 @@ def test_quantization_by_group():
     assert back.dtype == jnp.bfloat16 and difference(back, exact(x)) < 0.04
 
 
+@pytest.mark.parametrize(("rows", "columns", "dtype"), [(37, 157, "bfloat16"), (50, 17, "float32")])
+def test_dequantize_rows_that_begin_within_vectors(rows, columns, dtype):
+    draw = np.random.default_rng(columns)
+    values = draw.integers(-127, 128, size=(rows, columns)).astype(np.int8)
+    scales = draw.uniform(0.5, 2.0, rows).astype(np.float32)
+    found = ops.dequantize(jnp.asarray(values), jnp.asarray(scales), dtype)
+    wanted = jnp.asarray(values * scales[:, None]).astype(dtype)
+    np.testing.assert_array_equal(np.asarray(found, np.float32), np.asarray(wanted, np.float32))
+
+
 @pytest.mark.parametrize("shape", [*SHAPES[::2], (2, 70003)], ids=str)
 @pytest.mark.parametrize("plain", [True, False])
 def test_cross_entropy(shape, plain):

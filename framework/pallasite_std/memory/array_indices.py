@@ -42,6 +42,9 @@ from pallasite_std.memory.transfers import (
 
 _I32 = np.dtype(np.int32)
 
+OWN_INDICES = 128
+"""Elements from which on the lanes of a warpgroup all have one, and its indices."""
+
 
 def split_transforms(transforms: Sequence[Any]) -> tuple[Sequence[Any], Any] | None:
     """The views before the last one, and the last one if it indexes by arrays, else None."""
@@ -190,6 +193,7 @@ def _read_own(
     """The elements that indices in registers select, one array for each dimension, where lanes
     want what they hold the indices of; else None."""
     arrays = [one for one in transform.indices if isinstance(one, RegisterArray) and one.shape]
+    arrays = [one for one in arrays if not one.is_splat]
     layouts = {one.layout for one in arrays}
     if len(arrays) < len(transform.indices) or len(layouts) > 1:
         return None
@@ -197,7 +201,7 @@ def _read_own(
     wanted = ctx.layout_hint
     if not isinstance(layout, RegisterLayout) or layout.flat or layout.is_padded:
         return None
-    if any(one.shape != shape or one.is_splat for one in arrays):
+    if int(np.prod(shape)) < OWN_INDICES or any(one.shape != shape for one in arrays):
         return None
     if isinstance(wanted, RegisterLayout) and wanted != layout:
         return None

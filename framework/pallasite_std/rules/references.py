@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from pallasite.plugin.lowering import (
     RuleContext,
     Value,
 )
-from pallasite_std.memory.array_indices import read_at, split_transforms, write_at
+from pallasite_std.memory.array_indices import OWN_INDICES, read_at, split_transforms, write_at
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)
@@ -70,7 +71,8 @@ def _swap(
 def _get_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[Any]:
     # Lanes that hold the indices of their own elements need no others'.
     shape = ctx.avals_out[0].shape
-    indices = [shape != () and getattr(one, "shape", None) == shape for one in ctx.avals_in[1:]]
+    whole = math.prod(shape) >= OWN_INDICES
+    indices = [whole and getattr(one, "shape", None) == shape for one in ctx.avals_in[1:]]
     return [None, *(wanted[0] if index else None for index in indices)]
 
 

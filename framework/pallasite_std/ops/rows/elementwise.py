@@ -24,8 +24,6 @@ _LEAST = 8
 """Tiles in a row from which on, rather than rows, tiles begin at whole vectors: of those that have
 elements of two rows there are few."""
 
-_GROUPS = True
-
 _RESIDENT_BLOCKS = 12
 """As many as a multiprocessor has of the other kernels."""
 
@@ -278,6 +276,7 @@ def elementwise_kernel(
     name: str,
     params: Any = None,
     matrices: int = 0,
+    grouped: bool = False,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """A kernel with a block for each tile.
 
@@ -290,6 +289,8 @@ def elementwise_kernel(
       params: ``CompilerParams``.
       matrices: how many of the first operands are matrices, if the others are none, or have an
         element for each row, of which :meth:`Rows.row_values` gives values.
+      grouped: whether tiles begin at whole vectors where rows do not, also if rows have few of
+        them; that takes more values of rows, which should be few and cheap.
     """
     area = LANES * ELEMENTS
     unaligned = any(columns * size_of(one.dtype) % VECTOR_BYTES for one in out_types)
@@ -297,7 +298,7 @@ def elementwise_kernel(
         given = work, rows, columns, out_types, name, params, matrices
         if columns >= _LEAST * area:
             return _flat_kernel(*given)
-        if _GROUPS and columns >= VECTOR_BYTES:
+        if grouped and columns >= VECTOR_BYTES:
             return _group_kernel(*given)
     width = columns if columns <= area else area
     height = 1

@@ -194,10 +194,10 @@ def forward(
     blocks = max(1, multiprocessors)
     least = STREAMED_COLUMNS if exchanges > 1 else 3 * STREAMED_COLUMNS
     vectors = range(1 + norm.residual, 1 + norm.residual + norm.weight + norm.bias)
-    matrices = [dtype] * (1 + norm.residual)
-    if suits_pipeline(tiling, matrices):
+    matrices, reductions = [dtype] * (1 + norm.residual), _reductions(norm)
+    if suits_pipeline(tiling, matrices, several=sum(map(len, reductions)) > 1):
         kernel = row_pipeline(
-            body, rows, columns, matrices, _reductions(norm), out_types, norm.name, blocks,
+            body, rows, columns, matrices, reductions, out_types, norm.name, blocks,
             shared_memory, vectors, norm.weight_size * len(vectors),
         )  # fmt: skip
         if kernel is not None:

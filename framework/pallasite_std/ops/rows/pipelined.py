@@ -122,7 +122,7 @@ class _UnalignedChunk(Chunk):
     """Whole vectors that a row of a flattened matrix has elements of.
 
     Attributes:
-      inside: which elements are the row's; None if all are.
+      inside: which elements are the row's.
     """
 
     def __init__(self, rows: Rows, position: Any, width: int, inside: Any) -> None:
@@ -132,9 +132,6 @@ class _UnalignedChunk(Chunk):
     def store(self, ref: Any, value: Any) -> None:
         """See the base class; to a flattened matrix."""
         place = ref.at[pl.ds(self.first, self.width)]
-        if self.inside is None:
-            place[...] = value.astype(ref.dtype)
-            return
         pltriton.store(place, value.astype(ref.dtype), mask=self.inside)
 
 
@@ -208,15 +205,9 @@ def pipelined_row_kernel(
         if pipeline.last == chunk and not flat:
             over_columns(chunk, own, thread, *refs, **scratch)
             return
-        # Of rows that begin within vectors, the first and the last warpgroup have ends.
-        if not flat:
-            pl.when(thread < last)(lambda: over_columns(chunk, own, thread, *refs, **scratch))
-        elif last > 0:
-            pl.when(thread == 0)(lambda: over_columns(chunk, own, 0, *refs, **scratch))
-            inner = (thread > 0) & (thread < last)
-            if last > 1:
-                pl.when(inner)(lambda: over_columns(chunk, own, thread, *refs, **scratch))
+        # Behind the end of a matrix there may be nothing: that is the last warpgroup's.
         ends = last if flat else thread
+        pl.when(thread < last)(lambda: over_columns(chunk, own, thread, *refs, **scratch))
         pl.when(thread == last)(lambda: over_columns(pipeline.last, own, ends, *refs, **scratch))
 
     def over_columns(
@@ -231,14 +222,13 @@ def pipelined_row_kernel(
         shift: Any = lax.rem(group * columns, vector) if flat else 0
         column = lax.broadcasted_iota(jnp.int32, (width,), 0) + (first - shift)
         inside = None
-        if flat and isinstance(thread, int):
+        if flat:
             inside = lax.bitcast_convert_type(column, jnp.uint32) < np.uint32(columns)
         held, kept = dict[int, Any](), dict[int, Any]()
         for one in vectors:
-            there: Any = jnp.clip(column, 0, columns - 1) if inside is not None else window
-            if flat and inside is None:
-                there = pl.ds(first - shift, width)
-            values = refs[one][there]
+            values = refs[one].at[pl.ds(first - shift, width)] if flat else refs[one][window]
+            if flat:
+                values = pltriton.load(values, mask=inside)
             if pipeline.held:
                 held[id(refs[one])] = values
             else:

@@ -103,7 +103,7 @@ def _kernel(
         jax.ShapeDtypeStruct((rows, columns), kind),
         jax.ShapeDtypeStruct((rows,), jnp.float32),
     ]
-    if suits_pipeline(tiling, [dtype]):
+    if suits_pipeline(tiling, [dtype], several=False):
         kernel = row_pipeline(
             body, rows, columns, [dtype], [("max",)], out_types, "quantize", multiprocessors,
             shared_memory,
@@ -182,4 +182,6 @@ def _dequantization(out: np.dtype[Any], rows: int, columns: int) -> Callable[...
         chunk.store(result, chunk.load(values) * scale)
 
     out_types = [jax.ShapeDtypeStruct((rows, columns), out)]
-    return elementwise_kernel(work, rows, columns, out_types, "dequantize", matrices=1)
+    return elementwise_kernel(
+        work, rows, columns, out_types, "dequantize", matrices=1, grouped=True
+    )

@@ -176,12 +176,6 @@ def _kernel(
         place = pl.ds(first, count)
         some = pl.ds(lax.axis_index("heads") * together, together)
         shape = (count, together, pairs)
-        # What is turned is on its way while the angles are computed.
-        if interleaved:
-            both = x[place, some, pl.ds(0, 2 * pairs)]
-        else:
-            halves = pl.ds(0, pairs), pl.ds(pairs, pairs)
-            parts = [x[place, some, half] for half in halves]
         start = first if positions == tokens else lax.rem(first, positions)
         given = of_tokens[pl.ds(start, count)].astype(jnp.float32)
         angles = lax.broadcast_in_dim(given, (count, pairs), (0,)) * lax.broadcast_in_dim(
@@ -196,12 +190,14 @@ def _kernel(
             return first * cosine - second * sine, second * cosine + first * sine
 
         if interleaved:
-            both = both.reshape(*shape, 2)
+            both = x[place, some, pl.ds(0, 2 * pairs)].reshape(*shape, 2)
             values = turn(both[..., 0], both[..., 1])
             turned = jnp.stack(values, axis=3).reshape(count, together, 2 * pairs)
             out[place, some, pl.ds(0, 2 * pairs)] = turned.astype(dtype)
         else:
-            for half, value in zip(halves, turn(*parts), strict=True):
+            halves = pl.ds(0, pairs), pl.ds(pairs, pairs)
+            values = turn(*(x[place, some, half] for half in halves))
+            for half, value in zip(halves, values, strict=True):
                 out[place, some, half] = value.astype(dtype)
         if 2 * pairs < head_dim:
             rest = pl.ds(2 * pairs, head_dim - 2 * pairs)
