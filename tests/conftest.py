@@ -17,6 +17,7 @@ from tests import (  # session_end first: see there
     collection_order,
     session_end,
     session_folders,
+    worker_reports,
     xla_programs,
 )
 from tests.accepted_ptx import AcceptedPtx
@@ -161,6 +162,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         collection_order.share_work(config)
         session_end.be_quick()
+        worker_reports.be_brief(config)
 
 
 @pytest.hookimpl(wrapper=True)
