@@ -317,7 +317,7 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
     )
     if problem.narrow:
         return default
-    listed = [default, *attention_configs(head_dim, causal, q_seq, problem.kv_seq)]
+    listed = [default, *attention_configs(head_dim, causal, q_seq, problem.kv_seq, problem.heads)]
     if problem.terms.has("block_mask"):
         listed = [one for one in listed if divides(one, problem.mask_block)]
     chosen: AttentionConfig = pallasite.choose(

@@ -247,8 +247,20 @@ def _sharing_keys(config: AttentionConfig, head_dim: int, tiles: list[int]) -> A
         return rates.step + size / 128 * (rates.keys + rates.elements * heads)
 
     found = [(rates.block + max(tiles) * step(config.block_kv), config)]
-    for (split, places), size in itertools.product(rates.clusters, sorted({64, config.block_kv})):
-        given = AttentionConfig(
+    places = dict(rates.clusters)
+    for one in _shared_configs(head_dim, config.block_kv):
+        keys = one.block_kv * one.split
+        counts = (-(-count * config.block_kv // keys) for count in tiles)
+        times = [rates.block + combine + count * step(one.block_kv) for count in counts]
+        found.append((makespan(times, places[one.split]) / _SHARING_GAIN, one))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _shared_configs(head_dim: int, block_kv: int) -> list[AttentionConfig]:
+    """Configurations with blocks that share the keys of a tile, in steps of so many or 64."""
+    found = []
+    for split, size in itertools.product(SPLITS[1:], sorted({64, block_kv})):
+        config = AttentionConfig(
             warpgroups=1,
             block_kv=size,
             ping_pong=False,
@@ -256,15 +268,10 @@ def _sharing_keys(config: AttentionConfig, head_dim: int, tiles: list[int]) -> A
             separate_out=False,
             split=split,
         )
-        deep = _as_deep_as_fits(given, head_dim)
-        if deep is None:
-            continue
-        times = [
-            rates.block + combine + -(-count * config.block_kv // (size * split)) * step(size)
-            for count in tiles
-        ]
-        found.append((makespan(times, places) / _SHARING_GAIN, deep))
-    return min(found, key=lambda pair: pair[0])[1]
+        deep = _as_deep_as_fits(config, head_dim)
+        if deep is not None:
+            found.append(deep)
+    return found
 
 
 SHORT = (128, 512)
@@ -290,7 +297,7 @@ def _blocks_kv(head_dim: int) -> tuple[int, ...]:
 
 
 def attention_configs(
-    head_dim: int, causal: bool, q_seq: int, kv_seq: int | None = None
+    head_dim: int, causal: bool, q_seq: int, kv_seq: int | None = None, heads: int | None = None
 ) -> list[AttentionConfig]:
     """Candidate configurations, the default one first.
 
@@ -299,6 +306,7 @@ def attention_configs(
       causal: whether there is a causal mask.
       q_seq: queries of a sequence.
       kv_seq: keys of a sequence; by default as many as queries.
+      heads: of all batches; where these have few tiles, blocks may share keys.
 
     Raises:
       InvalidValueError: no such heads.
@@ -331,6 +339,9 @@ def attention_configs(
             deepest = _as_deep_as_fits(dataclasses.replace(config, separate_out=False), head_dim)
         if deepest is not None:
             found.append(deepest)
+    tiles = -(-q_seq // ROWS) * (heads or MULTIPROCESSORS)
+    shared = _shared_configs(head_dim, found[0].block_kv) if kv_seq > ROWS else []
+    found += [one for one in shared if one.split * tiles <= 2 * MULTIPROCESSORS]
     return list(dict.fromkeys(found))
 
 
