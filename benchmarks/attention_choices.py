@@ -1,0 +1,356 @@
+"""What estimates choose for attention, against the same without that choice.
+
+Shapes are drawn by a seed as in ``attention_shapes.py``, of those for which an estimate decides:
+
+- ``shared``: blocks of a cluster share the keys of a tile, or each tile has a block (forward);
+- ``divided``: the work of gradients is divided further than rounds of blocks say, or not (forward
+  and gradients). With ``--everywhere`` also shapes without causal mask, or with a window, that the
+  estimate is not used for;
+- ``prefill``: rows of a cache are brought together for attention's kernel, or the portable kernel
+  goes through them (3 to 2048 queries that share a head).
+
+Results are compared with float32 before they are timed. Times are those of the kernels on the
+device, in random order; a ratio below 1 says that the choice gains.
+
+    python benchmarks/attention_choices.py --seed 1 --count 24 --json attention_choices.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import attention_shapes as shapes
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import side_by_side
+import timing
+
+from pallasite import ops
+
+KINDS = ("shared", "divided", "prefill")
+
+SHORT = 48
+"""Sequences of fewer tokens share tiles."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cached:
+    """Queries against a cache; ``page``: rows of a page, 0 without pages."""
+
+    batch: int
+    tokens: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    kv_len: int
+    page: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A case of a kind, and how it is measured."""
+
+    kind: str
+    case: shapes.Case | Cached
+    repeats: int
+
+
+@dataclasses.dataclass
+class Row:
+    """One measurement; times in milliseconds."""
+
+    kind: str
+    case: dict[str, Any]
+    chosen_ms: float
+    without_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """Of the time without the choice."""
+        return self.chosen_ms / self.without_ms
+
+
+# What is drawn ------------------------------------------------------------------------------------
+
+
+def draw(kind: str, seed: int, count: int, everywhere: bool) -> list[shapes.Case | Cached]:
+    """The first cases of a seed for which the choice matters."""
+    found: list[shapes.Case | Cached] = []
+    if kind == "prefill":
+        dice = random.Random(f"{seed}/prefill")
+        while len(found) < count:
+            found.append(_cached(dice))
+        return found
+    for part in range(200):
+        for case in shapes.draw(seed * 1000 + part, 60):
+            short = case.length < SHORT and case.batch > 1
+            if case.ends is None and not short and _decided(kind, case, everywhere):
+                found.append(case)
+        if len(found) >= count:
+            break
+    return found[:count]
+
+
+def _cached(dice: random.Random) -> Cached:
+    head_dim, kv_heads = dice.choice((64, 128, 128)), dice.choice((4, 8, 16))
+    group = dice.choice((1, 4, 8))
+    tokens = max(9, round(2 ** dice.uniform(1.5, 11)) // group)
+    kv_len = 1024 * dice.randint(max(1, tokens // 1024), 8)
+    batch = max(1, min(16, 65536 // kv_len, 2048 // tokens))
+    return Cached(
+        batch, tokens, kv_heads * group, kv_heads, head_dim, kv_len, dice.choice((0, 16, 64))
+    )
+
+
+def _decided(kind: str, case: shapes.Case, everywhere: bool) -> bool:
+    if kind == "shared":
+        from pallasite_hopper.ops.flash.config import default_config
+
+        config = default_config(
+            case.head_dim,
+            case.causal,
+            case.length,
+            heads=case.batch * case.heads,
+            kv_seq=case.length,
+            left=case.window,
+        )
+        return config.split > 1
+    if not everywhere and (not case.causal or case.window is not None):
+        return False
+    if _one_kernel(case):
+        return False
+    problem = _backward_problem(case)
+    first, best = _first_and_best(problem)
+    from pallasite_hopper.ops.flash.backward_choice import microseconds
+
+    return microseconds(problem, best) < 0.95 * microseconds(problem, first)
+
+
+def _one_kernel(case: shapes.Case) -> bool:
+    """Whether one kernel computes all gradients, so that nothing is divided."""
+    from pallasite_hopper.ops.flash.single_choice import one_kernel
+    from pallasite_std.api import AttentionProblem
+
+    problem = AttentionProblem(
+        batch=case.batch,
+        q_seq=case.length,
+        kv_seq=case.length,
+        q_heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        v_dim=case.head_dim,
+        dtype=jnp.dtype(case.dtype),
+        scale=1.0,
+        soft_cap=None,
+        left=case.window,
+        right=0 if case.causal else None,
+    )
+    return one_kernel(problem) is not None
+
+
+def _backward_problem(case: shapes.Case) -> Any:
+    from pallasite_hopper.ops.flash.backward_config import BackwardProblem
+    from pallasite_hopper.ops.flash.config import head_tile
+
+    return BackwardProblem(
+        batch=case.batch,
+        q_heads=case.heads,
+        kv_heads=case.kv_heads,
+        q_seq=case.length,
+        kv_seq=case.length,
+        head_dim=head_tile(case.head_dim),
+        dtype=jnp.dtype(case.dtype),
+        causal=case.causal,
+        scale=1.0,
+        soft_cap=None,
+        has_lengths=False,
+        left=case.window,
+    )
+
+
+def _first_and_best(problem: Any) -> tuple[Any, Any]:
+    """What rounds of blocks say, and what takes the least time by the estimate."""
+    from pallasite_hopper.ops.flash import backward_choice as choice
+
+    rounds = choice._by_rounds(problem, choice.config_for_heads(problem))
+    first = choice._divided(problem, *rounds)
+    if choice._blocks(problem, first) >= choice._MANY * choice.MULTIPROCESSORS:
+        return first, first
+    found = [
+        choice._divided(problem, parts, own_keys)
+        for own_keys in ((False, True) if problem.group > 1 else (False,))
+        for parts in range(1, choice.MOST_PARTS + 1)
+    ]
+    most = max(choice._steps(problem, first))
+    fitting = [config for config in found if config.parts <= most]
+    return first, min([first, *fitting], key=lambda one: choice.microseconds(problem, one))
+
+
+# With and without a choice ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def chosen(kind: str, choose: bool) -> Iterator[None]:
+    """What is traced meanwhile has the choice, or not."""
+    with contextlib.ExitStack() as stack:
+        if kind == "shared" and not choose:
+            from pallasite_hopper.ops.flash import config
+
+            same: Any = lambda given, head_dim, tiles: given  # noqa: E731
+            stack.enter_context(mock.patch.object(config, "_sharing_keys", same))
+        if kind == "divided":
+            from pallasite_hopper.ops.flash import backward, single_api
+
+            def pick(problem: Any) -> Any:
+                return _first_and_best(problem)[choose]
+
+            stack.enter_context(mock.patch.object(backward, "default_config", pick))
+            several: Any = lambda problem, extras: None  # noqa: E731
+            stack.enter_context(mock.patch.object(single_api, "chosen", several))
+        if kind == "prefill":
+            from pallasite_hopper.ops.decode import prefill
+
+            least = 1 if choose else 1 << 40
+            stack.enter_context(mock.patch.object(prefill, "LEAST_QUERIES", least))
+        yield
+
+
+def compiled(kind: str, function: Callable[..., Any], given: Any) -> dict[str, Any]:
+    """Programs with and without the choice."""
+    programs = {}
+    for name, choose in (("chosen", True), ("without", False)):
+        with chosen(kind, choose):
+            # Another function, or the first one's trace would be taken.
+            programs[name] = jax.jit(lambda *args: function(*args)).lower(*given).compile()
+    return programs
+
+
+def prepare(task: Task) -> Callable[[], Row]:
+    """Compiles everything; what it returns measures."""
+    if isinstance(task.case, Cached):
+        return _prepare_cached(task, task.case)
+    case, backward = task.case, task.kind == "divided"
+    q_shape = (case.batch, case.length, case.heads, case.head_dim)
+    kv_shape = (case.batch, case.length, case.kv_heads, case.head_dim)
+    specs = [jax.ShapeDtypeStruct(one, jnp.bfloat16) for one in (q_shape, kv_shape, kv_shape)]
+    function: Any = functools.partial(ops.attention, **case.options())
+    if backward:
+        both = shapes.with_gradients(function)
+        function = lambda q, k, v, d: both(d, q, k, v)  # noqa: E731
+    given = [*specs, specs[0]]
+    programs = compiled(
+        task.kind, function if backward else lambda q, k, v, d: [function(q, k, v)], given
+    )
+    reference = functools.partial(shapes.reference, case, backward)
+    expected = jax.jit(reference, **timing.reference_options()).lower(*given).compile()
+
+    def errors(arrays: Any, results: Any) -> float:
+        return max(shapes.relative_errors(case, results, expected(*arrays)))
+
+    return functools.partial(measure, task, _operands(given), programs, errors)
+
+
+def _prepare_cached(task: Task, case: Cached) -> Callable[[], Row]:
+    c, rng = case, np.random.default_rng(task.case.kv_len)
+    lengths = rng.integers(c.kv_len * 3 // 4, c.kv_len + 1, c.batch).astype(np.int32)
+    rows = (c.batch, c.kv_len, c.kv_heads, c.head_dim)
+    table = None
+    if c.page:
+        count = c.batch * c.kv_len // c.page
+        table = rng.permutation(count).reshape(c.batch, -1).astype(np.int32)
+        rows = (count, c.page, c.kv_heads, c.head_dim)
+    q_shape = (c.batch, c.tokens, c.heads, c.head_dim)
+    given = [jax.ShapeDtypeStruct(one, jnp.bfloat16) for one in (q_shape, rows, rows)]
+
+    def function(q: Any, k: Any, v: Any) -> Any:
+        if table is None:
+            return [ops.decode_attention(q, k, v, kv_lengths=jnp.asarray(lengths))]
+        pages = jnp.asarray(lengths), jnp.asarray(table)
+        return [ops.paged_attention(q, k, v, *pages, page_layout="tokens_first")]
+
+    def exact(q: Any, k: Any, v: Any) -> Any:
+        """The first head of the first sequence."""
+        k, v = ((x if table is None else x[table[:1]]) for x in (k, v))
+        key, value = (x[:1].reshape(c.kv_len, c.kv_heads, -1)[:, 0] for x in (k, v))
+        query = q[0, :, 0].astype(jnp.float32) * c.head_dim**-0.5
+        scores = jnp.einsum("qd,kd->qk", query, key.astype(jnp.float32), precision="highest")
+        own = int(lengths[0]) - c.tokens + jnp.arange(c.tokens)
+        scores = jnp.where(jnp.arange(c.kv_len) <= own[:, None], scores, -jnp.inf)
+        weights = jax.nn.softmax(scores, axis=-1)
+        return jnp.einsum("qk,kd->qd", weights, value.astype(jnp.float32), precision="highest")
+
+    programs = compiled(task.kind, function, given)
+    expected = jax.jit(exact, **timing.reference_options()).lower(*given).compile()
+
+    def errors(arrays: Any, results: Any) -> float:
+        wanted = expected(*arrays)
+        difference = results[0][0, :, 0].astype(jnp.float32) - wanted
+        return float(jnp.linalg.norm(difference) / jnp.linalg.norm(wanted))
+
+    return functools.partial(measure, task, _operands(given), programs, errors)
+
+
+def _operands(specs: Any) -> Any:
+    def make(key: jax.Array) -> list[jax.Array]:
+        keys = jax.random.split(key, len(specs))
+        pairs = zip(keys, specs, strict=True)
+        return [jax.random.normal(key, spec.shape, spec.dtype) for key, spec in pairs]
+
+    return jax.jit(make).lower(jax.random.key(0)).compile()
+
+
+def measure(task: Task, draw_operands: Any, programs: dict[str, Any], errors: Any) -> Row:
+    """One row, of compiled programs."""
+    arrays = draw_operands(jax.random.key(1))
+    for name, program in programs.items():
+        error = errors(arrays, program(*arrays))
+        if not error < 1.5e-2:
+            raise ValueError(f"wrong result {name}, relative error {error}")
+    framework = timing.FRAMEWORKS["jax"]
+    calls = {name: (framework, functools.partial(one, *arrays)) for name, one in programs.items()}
+    dice = random.Random(str(task))
+    times = timing.interleaved(shapes.timer(), calls, task.repeats, dice)
+    return Row(task.kind, dataclasses.asdict(task.case), times["chosen"], times["without"])
+
+
+def main() -> int:
+    """Measures, prints a table and writes JSON; 1 if a case failed."""
+    parser = side_by_side.parser(__doc__.splitlines()[0], count=24)
+    side_by_side.hold_option(parser)
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
+    parser.add_argument("--everywhere", action="store_true", help="see above")
+    arguments = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")
+    print(harness.machine())
+    count = -(-arguments.count // len(arguments.kinds))
+    tasks = [
+        Task(kind, case, arguments.repeats)
+        for kind in arguments.kinds
+        for case in draw(kind, arguments.seed, count, arguments.everywhere)
+    ]
+    outcomes = side_by_side.prepared(
+        prepare, tasks, arguments.processes, arguments.seconds, arguments.hold
+    )
+    rows, failed = side_by_side.collected(
+        outcomes, show=lambda task, row: f"{task.kind} {task.case} {row.ratio:.3f}"
+    )
+    for kind in arguments.kinds:
+        ratios = [row.ratio for row in rows if row.kind == kind]
+        mean, worst = harness.geometric_mean(ratios), max(ratios, default=None)
+        print(f"{kind}: geometric mean {mean} of {len(ratios)}, at most {worst}")
+    harness.write_json(arguments.json, "attention_choices", rows)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
