@@ -3,8 +3,8 @@
 The first choice takes all blocks to be as long as the longest, which suits few of them. A causal
 mask makes blocks of very different lengths; where these leave multiprocessors idle in the end, the
 work is divided further. The estimate for that lets blocks begin in their order wherever a
-multiprocessor is free. All of 15 causal shapes that were timed on an H200 gain where it says so, with
-the forward 0.62 to 0.97 of the time; two with windows, of which steps take longer, do not.
+multiprocessor is free. All of 15 causal shapes that were timed on an H200 gain where it says so,
+with the forward 0.62 to 0.97 of the time; two with windows, of which steps take longer, do not.
 """
 
 from __future__ import annotations
