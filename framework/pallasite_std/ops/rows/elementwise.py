@@ -25,6 +25,9 @@ _LEAST = 8
 """Tiles in a row from which on, rather than rows, tiles begin at whole vectors: of those that have
 elements of two rows there are few."""
 
+LEAST_GROUPED = VECTOR_BYTES
+"""Columns from which on no vector has elements of three rows."""
+
 _RESIDENT_BLOCKS = 12
 """As many as a multiprocessor has of the other kernels."""
 
@@ -181,7 +184,7 @@ def elementwise_kernel(
         given = work, rows, columns, out_types, name, params, matrices
         if columns >= _LEAST * area:
             return _flat_kernel(*given)
-        if grouped and columns >= VECTOR_BYTES:
+        if grouped and columns >= LEAST_GROUPED:
             return grouped_kernel(*given)
     width = columns if columns <= area else area
     height = 1

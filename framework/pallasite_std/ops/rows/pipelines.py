@@ -28,7 +28,7 @@ _LONG, _WIDE = 64 * 1024, 14 * 1024
 """Bytes, and columns, of what a block has of a row at most: for more, stages and registers do not
 suffice, if there are sums."""
 
-_CLUSTERS = (1, 2, 4, 8)
+CLUSTERS = (1, 2, 4, 8)
 """Blocks that share a row."""
 
 _WIDEST = 16 * 1024
@@ -93,7 +93,7 @@ def gradient_pipeline(
       depth: reductions of a row that follow one another.
     """
     given = rows, columns, dtypes, vectors, sums, multiprocessors, shared_memory, depth
-    found = (_of_blocks(blocks, *given) for blocks in _CLUSTERS)
+    found = (_of_blocks(blocks, *given) for blocks in CLUSTERS)
     return next((one for one in found if one is not None), None)
 
 
