@@ -2,7 +2,7 @@
 
 It shows how good the library's choice is, and what its estimate is to be fitted to. What is chosen
 without options comes first, then the best by the estimate and the best of each kind, also of those
-that the choice avoids. ``gemm_times.py`` measures them.
+that only tuning takes. ``gemm_times.py`` measures them.
 
     python benchmarks/gemm_configs.py --seed 1 --seconds 90 --json configurations.json
     python benchmarks/gemm_configs.py --shapes 2048x1024x4096 2048x1024x8192
@@ -32,7 +32,8 @@ BEST = 4
 
 def listed(sizes: Sizes, most: int) -> list[MatmulConfig]:
     """What is measured of a shape besides the default."""
-    ordered = sorted(candidates.candidates(sizes), key=lambda one: nanoseconds(one, sizes))
+    every = [*candidates.candidates(sizes), *candidates.further_candidates(sizes)]
+    ordered = sorted(every, key=lambda one: nanoseconds(one, sizes))
     kinds: dict[Any, MatmulConfig] = {}
     for one in ordered:
         ways = (one.split_k, one.parts, one.cluster, one.last_parts)

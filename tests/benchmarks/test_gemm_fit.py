@@ -1,0 +1,49 @@
+"""The fit of the estimate of GEMMs: what it reads, and that it follows the times."""
+
+import dataclasses
+import json
+
+import gemm_fit
+import gemm_times
+import numpy as np
+
+from pallasite_hopper.ops.dense import choice
+from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
+
+
+def test_configurations_come_back():
+    """As they were written; those of what was measured are valid."""
+    for shape in ((2048, 1024, 4096), (3, 8192, 4096)):
+        for config in choice.matmul_configs(*shape, "bfloat16"):
+            assert gemm_fit.config_of(gemm_times.described(config)) == config
+    rows = gemm_fit.read(gemm_fit.MEASURED)
+    assert len(rows) > 100 and all(config.fits(1, 2) for row in rows for config, _ in row.ours)
+
+
+def test_rows_of_measured_configurations(tmp_path):
+    """Medians; what is chosen without options and what failed have no configuration's time."""
+    row = {
+        "shape": [8, 16, 32], "dtype": "bf16", "xla": [3.0, 2.0, 4.0], "torch": [],
+        "configurations": [{}, {"tile_n": 128}, {"tile_n": 64}], "ours": [[9.0], [5.0, 7.0], []],
+    }  # fmt: skip
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"rows": [row]}))
+    (found,) = gemm_fit.read(path)
+    assert found.rival == 3.0 and [time for _, time in found.ours] == [6.0]
+    assert found.sizes == Sizes(8, 16, 32, 2, 2)
+
+
+def test_fit_follows_the_times():
+    """Times of another memory lead to its rate."""
+    slow = dataclasses.replace(H200, memory=H200.memory / 2)
+    rows = []
+    for shape in ((8, 16384, 8192), (16, 32768, 4096), (4096, 4096, 4096)):
+        sizes = Sizes(*shape, 2, 2)
+        ours = [
+            (config, nanoseconds(config, sizes, slow) / 1e3)
+            for config in choice._by_estimate(sizes)[:6]
+        ]
+        rows.append(gemm_fit.Row(sizes, 1.0, ours))
+    fitted = gemm_fit.fit(rows, stay=0.01)
+    before, after = (np.abs(gemm_fit.errors(rows, rates)).mean() for rates in (H200, fitted))
+    assert after < before / 4 and fitted.memory < 0.7 * H200.memory
