@@ -74,3 +74,17 @@ def on_devices(operation, x, **axes):
 
     call = jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     return np.asarray(jax.jit(call)(x))
+
+
+def gradients(function, arrays, d_out):
+    """Of one device's operands, for a cotangent on each device; and what each device has."""
+    mesh, spec = mesh_of(x=len(d_out)), PartitionSpec("x")
+
+    def one(*given):
+        *operands, cotangent = (row[0] for row in given)
+        return tuple(one[None] for one in jax.vjp(function, *operands)[1](cotangent))
+
+    call = jax.shard_map(
+        one, mesh=mesh, in_specs=spec, out_specs=(spec,) * len(arrays), check_vma=False
+    )
+    return [np.asarray(one) for one in jax.jit(call)(*arrays, d_out)]
