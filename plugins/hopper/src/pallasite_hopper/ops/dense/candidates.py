@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, SHARED_MEMORY, MatmulConfig
@@ -43,6 +44,8 @@ _SWAPPED_TILES = (
 )
 """tile_m, consumer warpgroups, least and most columns, which extent the warpgroups halve. Large
 tiles of few columns have been no faster anywhere."""
+_ROWS = (64, 128, 192, 256)
+"""That tiles of the transposed GEMM have."""
 _TALL_TILES = ((192, 1, 32, 112, "m"),)
 """The same, of many rows for one warpgroup."""
 _LEAST_COLUMNS, _MOST_COLUMNS = 24, 256
@@ -101,13 +104,13 @@ def _tiles(
             epilogue_n=8,
         )
         yield tile, (m, n)
-    for columns in _swapped_columns(sizes):
+    for columns, rows in _swapped_columns(sizes):
         # Of equals the first is taken: several rounds of tiles prefer deep steps.
         for (tile_m, warpgroups, least, most, split), shallow in itertools.product(
             swapped, (True, False)
         ):
             depth = 128 if shallow == (n <= tile_m * H200.multiprocessors) else 256
-            if depth > 128 and columns > 32:
+            if tile_m not in rows or (depth > 128 and columns > 32):
                 continue
             across = columns if split == "m" else -(-columns // 16) * 16
             if not least <= across <= most or tile_m * across > LARGEST:
@@ -135,8 +138,8 @@ def _alternate_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, in
     for tile_m, tile_n in _ALTERNATE_TILES:
         group = _group(tile_m, row)
         yield dataclasses.replace(usual, tile_m=tile_m, tile_n=tile_n, group=group), (m, n)
-    for columns in _swapped_columns(sizes):
-        if _ALTERNATE_COLUMNS[0] <= columns <= _ALTERNATE_COLUMNS[1]:
+    for columns, rows in _swapped_columns(sizes):
+        if 128 in rows and _ALTERNATE_COLUMNS[0] <= columns <= _ALTERNATE_COLUMNS[1]:
             group = _group(128, row) if -(-m // columns) > _FEW_TILES else 1
             yield dataclasses.replace(usual, swap=True, tile_n=columns, group=group), (n, m)
 
@@ -146,12 +149,16 @@ def _group(tile_m: int, row: int) -> int:
     return (16 if row >= 8192 else 8) * 128 // max(tile_m, 128)
 
 
-def _swapped_columns(sizes: Sizes) -> list[int]:
-    """Columns of the tiles of the transposed GEMM, such that hardly any are left over."""
-    return sorted(usual_columns(sizes) | _filling_columns(sizes))
+def _swapped_columns(sizes: Sizes) -> list[tuple[int, Collection[int]]]:
+    """Columns of the tiles of the transposed GEMM, such that hardly any are left over, and the rows
+    that such tiles may have."""
+    filling = _filling_columns(sizes)
+    every = {**filling, **dict.fromkeys(usual_columns(sizes), _ROWS)}
+    return sorted(every.items())
 
 
-def usual_columns(sizes: Sizes) -> set[int]:
+@functools.lru_cache(maxsize=64)
+def usual_columns(sizes: Sizes) -> frozenset[int]:
     """Those of few tiles: at most twice as many as there must be."""
     m, multiple = sizes.m, _columns_multiple(sizes)
     needed = -(-m // 8) * 8
@@ -161,18 +168,18 @@ def usual_columns(sizes: Sizes) -> set[int]:
         columns = -(-m // (multiple * tiles)) * multiple
         if _LEAST_COLUMNS <= columns < _MOST_COLUMNS:
             found.add(columns)
-    return found
+    return frozenset(found)
 
 
-def _filling_columns(sizes: Sizes) -> set[int]:
-    """Those of as many tiles as fill one round or two."""
+def _filling_columns(sizes: Sizes) -> dict[int, set[int]]:
+    """Those of as many tiles as fill one round or two, with the rows of which they do."""
     m, multiple = sizes.m, _columns_multiple(sizes)
-    found = set()
-    for rows, rounds in itertools.product((64, 128, 192, 256), (1, 2)):
+    found: dict[int, set[int]] = {}
+    for rows, rounds in itertools.product(_ROWS, (1, 2)):
         tiles = rounds * H200.multiprocessors // -(-sizes.n // rows)
         columns = -(-m // (multiple * max(tiles, 1))) * multiple
         if _LEAST_COLUMNS <= columns < _MOST_COLUMNS:
-            found.add(columns)
+            found.setdefault(columns, set()).add(rows)
     return found
 
 
@@ -272,7 +279,8 @@ def _with_stages(
         units = tiles * config.parts * config.split_k
         ahead = _IN_FLIGHT if units > H200.multiprocessors else _IN_FLIGHT_AT_ONCE
         stages = max(4, ahead // (config.tile_m * config.tile_k * sizes.size))
-        config = dataclasses.replace(config, stages=min(config.stages, stages))
+        if stages < config.stages:
+            config = dataclasses.replace(config, stages=stages)
     return config if config.stages >= 2 else None
 
 

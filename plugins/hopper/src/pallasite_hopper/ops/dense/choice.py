@@ -75,7 +75,7 @@ def _with_rest(sizes: Sizes) -> MatmulConfig | None:
             place = rounds * resident // across * step
             if not 0 < place < extent:
                 continue
-            if nanoseconds(config, sizes.part(along, place)) > limit:
+            if nanoseconds(config, sizes.part(along, place)) + H200.launch > limit:
                 continue
             others = _by_estimate(sizes.part(along, extent - place))
             rest = next(one for one in others if one.parts == 1)
@@ -141,8 +141,10 @@ def _rank(sizes: Sizes, config: MatmulConfig) -> float:
     least = max(
         _LEAST_GAIN_BY_COLUMNS * many, _LEAST_GAIN_BY_SIZE * large, _LEAST_GAIN_BY_ROWS * rounds
     )
-    usual = {config.tile_n, config.tile_n - 8 * (config.split == "n")} & usual_columns(sizes)
-    least += _LEAST_GAIN_BY_FILLING * (config.swap and not usual)
+    if config.swap:
+        usual, width = usual_columns(sizes), config.tile_n
+        known = width in usual or (config.split == "n" and width - 8 in usual)
+        least += _LEAST_GAIN_BY_FILLING * (not known)
     least += _LEAST_GAIN_BY_PARTS * (config.parts > 1)
     least += _LEAST_GAIN_BY_SPLIT * (config.split_k > 1)
     least += _LEAST_GAIN_BY_TURNS * config.alternate

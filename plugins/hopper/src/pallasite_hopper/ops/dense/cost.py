@@ -237,7 +237,9 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
         m, n, read_a, read_b = n, m, read_b, read_a
     along_m = config.cluster if config.cluster_along == "m" else 1
     along_n = config.cluster // along_m
-    tiles = math.ceil(m / (config.tile_m * along_m)) * math.ceil(n / (config.tile_n * along_n))
+    m_tiles = math.ceil(m / (config.tile_m * along_m))
+    n_tiles = math.ceil(n / (config.tile_n * along_n))
+    tiles = m_tiles * n_tiles
     k_steps = math.ceil(k / config.tile_k)
     steps = math.ceil(k_steps / (config.parts * config.split_k))
     blocks = config.cluster * config.split_k
@@ -257,8 +259,10 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     read = (rows + columns) * depth
     fill = read * max(active / rates.l2, 1 / rates.port)
     step = _norm(mma, fill, rates.step_overlap)
-    rows, columns = _visited(config, max(1, min(rates.near, active) // blocks), m, n)
-    rows, columns = rows * config.step_m * read_a, columns * config.step_n * read_b
+    count = max(1, min(rates.near, active) // blocks)
+    rows, columns = _visited(config, count, m_tiles, n_tiles)
+    rows *= config.tile_m * along_m * read_a
+    columns *= config.tile_n * along_n * read_b
     step = _norm(step, (rows + columns) * depth / rates.group, rates.step_overlap)
     if config.cluster > 1:
         apart = config.tile_n if along_n > 1 else config.tile_m
@@ -307,20 +311,18 @@ def _read_first(config: MatmulConfig, m: int, n: int, units: int, resident: int)
     at_once = min(units, resident)
     tiles = min(units // config.parts, at_once)
     parts = at_once / tiles / config.parts
-    whole = dataclasses.replace(config, cluster=1)
-    rows, columns = _visited(whole, tiles * config.cluster, m, n)
+    m_tiles, n_tiles = math.ceil(m / config.tile_m), math.ceil(n / config.tile_n)
+    rows, columns = _visited(config, tiles * config.cluster, m_tiles, n_tiles)
     read = (rows * config.tile_m + columns * config.tile_n) * parts
     return min(1.0, (m + n) / (math.ceil(units / resident) * read))
 
 
-def _visited(config: MatmulConfig, tiles: int, m: int, n: int) -> tuple[float, float]:
-    """Extents along both directions, in tiles of a cluster, of those that are visited one after the
-    other."""
-    m_tiles, n_tiles = math.ceil(m / config.step_m), math.ceil(n / config.step_n)
-    tiles = min(tiles, m_tiles * n_tiles)
+def _visited(config: MatmulConfig, count: int, m_tiles: int, n_tiles: int) -> tuple[float, float]:
+    """Extents along both directions of so many tiles that are visited one after the other."""
+    count = min(count, m_tiles * n_tiles)
     if config.grid_minor == "m":
-        return visited(tiles, config.group, m_tiles, n_tiles)
-    columns, rows = visited(tiles, config.group, n_tiles, m_tiles)
+        return visited(count, config.group, m_tiles, n_tiles)
+    columns, rows = visited(count, config.group, n_tiles, m_tiles)
     return rows, columns
 
 
