@@ -93,6 +93,14 @@ def test_configuration():
     assert error(result, exact(a) @ exact(b)) < 4e-3
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("groups", [0, 1])
+def test_sums_over_nothing(target, groups):
+    a, b = jnp.ones((3, 0), jnp.bfloat16), jnp.ones((0, 8), jnp.int8)
+    with on(target):
+        assert not pallasite.ops.mixed_matmul(a, b, scales=jnp.ones((groups, 8))).any()
+
+
 def test_errors():
     """What no implementation takes is refused with values and what is expected."""
     a, b = random(1, (8, 16), "float16"), weights(2, (16, 8), "int8")
@@ -104,5 +112,7 @@ def test_errors():
                 pallasite.ops.mixed_matmul(a, b.astype(jnp.int16))
             with pytest.raises(InvalidValueError, match="scales do not fit the weights"):
                 pallasite.ops.mixed_matmul(a, b, scales=jnp.ones((3, 8)))
+            with pytest.raises(InvalidValueError, match=r"got: \(0, 8\)"):
+                pallasite.ops.mixed_matmul(a, b, scales=jnp.ones((0, 8)))
     with pytest.raises(InvalidTypeError, match="config is not of type MatmulConfig"):
         pallasite_std.ops.mixed_matmul(a, b, config="fast")

@@ -38,9 +38,10 @@ def mixed_matmul(*args: Any, **kwargs: Any) -> str | None:
     groups: Any = getattr(kwargs.get("scales"), "shape", ())
     if kwargs.get("config") is None and len(shape) == len(groups) == 2 and weights is not None:
         (m, k), n = shape, groups[1]
+        group = k // groups[0] if groups[0] and k % groups[0] == 0 else 0
         config = default_mixed_config(m, n, k, 4 if "int4" in str(weights) else 8, 2)
-        if k % groups[0] == 0 and not config.fits_group(k // groups[0]):
-            return f"groups of {k // groups[0]} elements"
+        if group and not config.fits_group(group):
+            return f"groups of {group} elements"
     return _config(kwargs)
 
 
