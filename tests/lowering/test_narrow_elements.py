@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+import pallasite
+from pallasite import InvalidValueError
 from pallasite import gpu as plgpu
 
 Semantics = plgpu.LoweringSemantics
@@ -93,3 +95,20 @@ def test_floats_of_four_bits(semantics: Semantics) -> None:
     np.testing.assert_array_equal(np.asarray(order, np.float64), np.sort(exact, 0))
     want = -x.astype(np.float32).astype(weights.dtype).astype(np.float64)
     np.testing.assert_array_equal(np.asarray(narrow).astype(np.float64), want)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize("shape", [(17, 13), (5, 7), (31,)])
+def test_half_bytes_at_the_end_of_an_array(shape: tuple[int, ...], semantics: Semantics) -> None:
+    """The message says what to do."""
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = x_ref[...].astype(jnp.float32)
+
+    called = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(shape, jnp.float32),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    with pytest.raises(InvalidValueError, match="convert to int8"):
+        pallasite.compile(called, jax.ShapeDtypeStruct(shape, jnp.int4))

@@ -144,6 +144,24 @@ def test_layouts_that_reductions_in_functions_ask_for_reach_loads() -> None:
     assert lines(jax.nn.log_softmax) <= 1.2 * lines(inlined)
 
 
+@pytest.mark.parametrize("semantics", SEMANTICS)
+def test_movements_beside_other_shared_memory(semantics: Any) -> None:
+    """There is room for the array, and for a part of the result."""
+    x = numbers((45, 391), np.float32, 7)
+
+    def kernel(x_ref: Any, out_ref: Any, kept: Any) -> None:
+        kept[0:1024] = x_ref[0, 0:1] + jnp.zeros((1024,), jnp.float32)
+        out_ref[...] = jnp.roll(x_ref[...], 3, 1) + kept[0:1]
+
+    called = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_types=[plgpu.SMEM((36000,), jnp.float32)],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    np.testing.assert_array_equal(np.asarray(called(x)), np.roll(x, 3, 1) + x[0, 0])
+
+
 # Windows ------------------------------------------------------------------------------------------
 
 

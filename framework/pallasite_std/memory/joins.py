@@ -18,7 +18,7 @@ from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.ordering import Elements, load_elements, ordering_code
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.row_parts import operand, parts_of
-from pallasite_std.memory.scratch import ordered, viewed
+from pallasite_std.memory.scratch import ordered, room_for, viewed
 from pallasite_std.primitives.slices import Slice
 
 _EXCHANGE = 16
@@ -69,8 +69,7 @@ def joined_slices(
     """
     operands = [operand(one) for one in sources]
     elements = _elements([one.shape for one in sources], slices, dimension, sources[0].dtype)
-    most = ctx.target.max_shared_memory
-    parts = parts_of(layout, operands, elements.windows, most, elements.unit)
+    parts = parts_of(layout, operands, elements.windows, room_for(ctx), elements.unit)
     if not parts:
         return None
     if whole and not _is_long(whole, dimension, layout, ordering_code(parts, elements)):

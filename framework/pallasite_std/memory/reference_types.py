@@ -285,7 +285,15 @@ def default_layout(reference: MemoryReference, vector_limit: int | None = None) 
         width //= 2
     layout = even(tuple(reference.shape), max(width, 1), widest, max(1, 8 // bits))
     if layout.flat and not fits_memory(layout, reference):
-        return padded(tuple(reference.shape), max(1, 8 // bits))
+        together = max(1, 8 // bits)
+        if reference.shape[-1] % together:
+            raise InvalidValueError(
+                f"elements of {bits} bits do not fill the bytes of an array",
+                got=f"{reference.dtype}{list(reference.shape)}",
+                expected=f"rows, or a whole, of a multiple of {together} elements",
+                hint="add a column, or convert to int8",
+            )
+        return padded(tuple(reference.shape), together)
     return layout
 
 

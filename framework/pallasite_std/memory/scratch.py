@@ -94,6 +94,16 @@ def scratch_arrays(
         ]
 
 
+_SLACK = 1024
+"""Bytes for barriers and alignment, about."""
+
+
+def room_for(ctx: RuleContext) -> int:
+    """Bytes of scratch memory that there can be beside what the kernel allocates."""
+    room = ctx.target.max_shared_memory - ctx.kernel.shared.limit
+    return max(0, (room - _SLACK) // ctx.kernel.geometry.threads)
+
+
 @contextlib.contextmanager
 def scratch_array(
     ctx: RuleContext, shape: Sequence[int], dtype: np.dtype[Any]
@@ -235,7 +245,7 @@ def by_loop(
     seen = view(_nowhere(row_major(array.shape, bits), array.dtype))
     elements = elements_of(seen, array.size)
     stored = operand(array)
-    most = ctx.target.max_shared_memory
+    most = room_for(ctx)
     parts = parts_of(layout, [stored], elements.windows, most, elements.unit)
     fits = stored.bytes((0, stored.registers)) <= most
     if not parts or (fits and not _is_long(seen, layout, ordering_code(parts, elements))):

@@ -37,6 +37,7 @@ from pallasite_std.memory.scratch import (
     load_element,
     ordered,
     result_layout,
+    room_for,
     scratch_arrays,
     storable,
     store,
@@ -157,8 +158,7 @@ def _gather(
         assert isinstance(wanted, RegisterLayout)
         operands = operand(x), operand(indices)
         elements = _windows(places, shape, x, indices, filler)
-        most = ctx.target.max_shared_memory
-        parts = parts_of(wanted, operands, elements.windows, most, elements.unit)
+        parts = parts_of(wanted, operands, elements.windows, room_for(ctx), elements.unit)
         if parts:
             return ordered(ctx, operands, elements, wanted, parts)
     with scratch_arrays(ctx, *given) as (memory, index_memory):
