@@ -103,5 +103,21 @@ def draw_few_tiles(seed: int, count: int) -> list[tuple[int, int, int]]:
     return shapes
 
 
+def draw_odd(seed: int, count: int, most_flops: float = math.inf) -> list[tuple[int, int, int]]:
+    """A sample of shapes (m, n, k) of which n or k, or both, are no multiples of 8.
+
+    Args:
+      most_flops: larger ones are drawn again.
+    """
+    generator = np.random.default_rng(seed)
+    shapes: list[tuple[int, int, int]] = []
+    while len(shapes) < count:
+        m = _log_uniform(generator, 1, MOST_TOKENS)
+        n, k = (_log_uniform(generator, 64, 16384) for _ in range(2))
+        if (n % 8 or k % 8) and 2 * m * n * k <= most_flops:
+            shapes.append((m, n, k))
+    return shapes
+
+
 def _log_uniform(generator: np.random.Generator, low: int, high: int) -> int:
     return int(np.exp(generator.uniform(math.log(low), math.log(high + 1))))

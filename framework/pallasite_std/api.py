@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pallasite_std.host_calls import kernel_errors as kernel_errors
     from pallasite_std.host_calls import run_on_host as run_on_host
     from pallasite_std.memory import transfers as transfers
+    from pallasite_std.memory.access import plan_access as plan_access
     from pallasite_std.memory.divisibility import known_divisor as known_divisor
     from pallasite_std.memory.matrix_starts import MatrixStep as MatrixStep
     from pallasite_std.memory.matrix_starts import check_matrix_starts as check_matrix_starts
@@ -137,6 +138,7 @@ _NAMES = {
     "copies.tensor_map_encoding": ("encode",),
     "device_libraries": ("library_key", "link_library", "trimmed_library"),
     "host_calls": ("communicates", "kernel_errors", "run_on_host"),
+    "memory.access": ("plan_access",),
     "memory.divisibility": ("known_divisor",),
     "memory.matrix_starts": ("MatrixStep", "check_matrix_starts"),
     "memory.reference_types": ("DynamicOffset", "Elsewhere", "MemoryReference"),

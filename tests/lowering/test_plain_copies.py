@@ -177,3 +177,28 @@ def test_rows_that_no_boxes_divide(columns: int, semantics: Any) -> None:
     with config.scoped(sanitize=True):
         found = function(x)
     np.testing.assert_array_equal(found[:, :columns], x[:, 4 : 4 + columns] * 3)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
+@pytest.mark.parametrize("columns", [83, 150])
+def test_rows_that_begin_anywhere_are_stored_by_vectors(dtype: str, columns: int) -> None:
+    """Tiles, swizzled ones too, whose rows begin between vectors and end beyond the array."""
+    x = np.random.default_rng(1).integers(0, 99, (40, 192)).astype(dtype)
+
+    def kernel(x_ref: Any, out_ref: Any, tile: Any, barrier: Any) -> None:
+        rows, columns = pl.ds(lax.axis_index("row") * 16, 16), pl.ds(lax.axis_index("x") * 64, 64)
+        plgpu.copy_gmem_to_smem(x_ref.at[rows, columns], tile, barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.copy_smem_to_gmem(tile, out_ref.at[rows, columns])
+        plgpu.wait_smem_to_gmem(0)
+
+    transforms = (plgpu.SwizzleTransform(64),) if dtype == "uint8" else ()
+    function = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((37, columns), x.dtype),
+        scratch_types=[plgpu.SMEM((16, 64), x.dtype, transforms=transforms), plgpu.Barrier()],
+        grid=(3, 3),
+        grid_names=("row", "x"),
+    )
+    with config.scoped(sanitize=True):
+        np.testing.assert_array_equal(function(jnp.asarray(x)), x[:37, :columns])

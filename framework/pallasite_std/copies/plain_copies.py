@@ -10,10 +10,12 @@ finds it complete.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm
 
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.lowering import RegisterArray, RuleContext
@@ -77,6 +79,10 @@ def copy_to_global(ctx: RuleContext, shared: MemoryReference, window: MemoryRefe
     """Copies to a window of a kernel argument, except for what lies outside of the array."""
     kind = types.memory_type(shared.dtype)
     size = shared.element_bits // 8
+    if _has_vectors(window, shared):
+        ctx.synchronize()
+        _store_vectors(ctx, window, shared)
+        return
 
     def move(target: MemoryReference, source: MemoryReference, inside: ir.Value) -> None:
         value = ops.load(kind, scalar_address(source), alignment=size)
@@ -87,6 +93,92 @@ def copy_to_global(ctx: RuleContext, shared: MemoryReference, window: MemoryRefe
     _each(ctx, window, shared, move)
 
 
+def _has_vectors(window: MemoryReference, shared: MemoryReference) -> bool:
+    """Whether rows of a window have vectors of 16 bytes that can be stored at once."""
+    size = shared.element_bits // 8
+    if window.window is None or window.window[-1].squeezed or size not in (1, 2, 4):
+        return False
+    return not types.is_bool(shared.dtype) and shared.shape[-1] * size >= 2 * UNIT
+
+
+def _store_vectors(ctx: RuleContext, window: MemoryReference, shared: MemoryReference) -> None:
+    """Stores rows that begin anywhere by aligned vectors, and single elements at their ends."""
+    buffer = window.buffer
+    assert buffer is not None and window.window is not None
+    column = start_value(window.window[-1])
+    window = _with_pointer(ctx, window)
+    size, width = shared.element_bits // 8, shared.shape[-1]
+    count, kind = UNIT // size, ir.IntegerType.get_signless(shared.element_bits)
+    # From where rows begin, or up to a vector less an element before.
+    vectors = (width * size + UNIT - size - 1) // UNIT + 1
+    left = ops.arith.subi(ops.i32_constant(buffer.shape[-1]), column)
+    end = ops.arith.minsi(left, ops.i32_constant(width))
+
+    def body(index: list[ir.Value]) -> None:
+        *rows, vector = index
+        zero = ops.i32_constant(0)
+        inside = _inside(window, [*rows, zero])
+        chosen = [RegisterArray.splat(one, np.dtype(np.int32)) for one in rows]
+        row = scalar_address(index_reference(window, [*chosen, 0]))
+        low = ops.cast_integer(llvm.ptrtoint(ops.i64(), row), ops.i32())
+        before = ops.divide_unsigned(ops.bitwise_and(low, UNIT - 1), size)
+        first = ops.arith.subi(ops.multiply(vector, count), before)
+        values, there = [], []
+        for place in range(count):
+            at = ops.add(first, place)
+            there.append(
+                ops.arith.andi(
+                    ops.compare("sge", at, 0), ops.arith.cmpi(ops.arith.CmpIPredicate.slt, at, end)
+                )
+            )
+            at = ops.arith.minsi(ops.arith.maxsi(at, zero), ops.i32_constant(width - 1))
+            element = RegisterArray.splat(at, np.dtype(np.int32))
+            source = index_reference(shared, [*chosen, element])
+            values.append(ops.load(kind, scalar_address(source), alignment=size))
+        target = ops.byte_pointer(row, ops.multiply(first, size))
+        whole = ops.arith.andi(inside, ops.arith.andi(there[0], there[-1]))
+        with ops.when(whole):
+            words = ir.VectorType.get((UNIT // 4,), ops.i32())
+            ops.store(ops.bitcast(ops.from_elements(values), words), target, alignment=UNIT)
+        rest = ops.arith.andi(inside, ops.arith.xori(whole, ops.i1_constant(True)))
+        with ops.when(rest):
+            for place, (value, own) in enumerate(zip(values, there, strict=True)):
+                with ops.when(own):
+                    ops.store(value, ops.byte_pointer(target, place * size), alignment=size)
+
+    _over(ctx, (*shared.shape[:-1], vectors), body)
+
+
+def _with_pointer(ctx: RuleContext, window: MemoryReference) -> MemoryReference:
+    if window.peer is not None:
+        return window
+    assert window.buffer is not None
+    return dataclasses.replace(window, pointer=ctx.launch.array_pointer(window.buffer))
+
+
+def _over(ctx: RuleContext, shape: Sequence[int], body: Callable[[list[ir.Value]], None]) -> None:
+    """Calls ``body(index)`` in a loop over the places that the calling lane is for."""
+    lane = ctx.launch.lane_id
+    if not ctx.in_warp:
+        lane = ops.add(lane, ops.multiply(ctx.launch.warp_id, 32))
+    lanes = 32 if ctx.in_warp else 128
+    count = math.prod(shape)
+
+    def step_body(step: ir.Value, _: list[ir.Value]) -> Sequence[ir.Value]:
+        number = ops.add(ops.multiply(step, lanes), lane)
+        with ops.when(ops.compare("ult", number, count)):
+            index, rest = [], number
+            for extent in reversed(shape):
+                index.append(ops.remainder_unsigned(rest, extent))
+                rest = ops.divide_unsigned(rest, extent)
+            index.reverse()
+            body(index)
+        return []
+
+    steps = ops.i32_constant(-(-count // lanes))
+    ops.for_loop(ops.i32_constant(0), steps, [], step_body)
+
+
 def _each(
     ctx: RuleContext,
     window: MemoryReference,
@@ -95,31 +187,14 @@ def _each(
 ) -> None:
     """Calls ``move(element of the window, element of shared memory, whether it is inside)`` in a
     loop over the elements that the calling lane is for."""
-    buffer = window.buffer
-    assert buffer is not None and window.window is not None
-    if window.peer is None:
-        window = dataclasses.replace(window, pointer=ctx.launch.array_pointer(buffer))
-    lane = ctx.launch.lane_id
-    if not ctx.in_warp:
-        lane = ops.add(lane, ops.multiply(ctx.launch.warp_id, 32))
-    lanes = 32 if ctx.in_warp else 128
-    shape, count = shared.shape, shared.layout.size
+    window = _with_pointer(ctx, window)
 
-    def body(step: ir.Value, _: list[ir.Value]) -> Sequence[ir.Value]:
-        number = ops.add(ops.multiply(step, lanes), lane)
-        with ops.when(ops.compare("ult", number, count)):
-            index, rest = [], number
-            for extent in reversed(shape):
-                index.append(ops.remainder_unsigned(rest, extent))
-                rest = ops.divide_unsigned(rest, extent)
-            index.reverse()
-            chosen = [RegisterArray.splat(one, np.dtype(np.int32)) for one in index]
-            inside = _inside(window, index)
-            move(index_reference(window, chosen), index_reference(shared, chosen), inside)
-        return []
+    def body(index: list[ir.Value]) -> None:
+        chosen = [RegisterArray.splat(one, np.dtype(np.int32)) for one in index]
+        inside = _inside(window, index)
+        move(index_reference(window, chosen), index_reference(shared, chosen), inside)
 
-    steps = ops.i32_constant(-(-count // lanes))
-    ops.for_loop(ops.i32_constant(0), steps, [], body)
+    _over(ctx, shared.shape, body)
 
 
 def _inside(window: MemoryReference, index: Sequence[ir.Value]) -> ir.Value:

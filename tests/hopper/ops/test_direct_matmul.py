@@ -71,6 +71,9 @@ SWAP = functools.partial(Config, swap=True)
         (problem(9, 70, 130, np.dtype(np.float16), tb=True), SWAP(columns=16, warpgroups=2)),
         (problem(9, 72, 136), SWAP(columns=24, warpgroups=2)),  # Vectors of four words.
         (problem(1, 65, 9), SWAP()),
+        (problem(20, 66, 902), SWAP(columns=24, stages=3)),  # More steps than there is room for.
+        (problem(70, 9, 701, ta=True), Config(columns=16, stages=3, warpgroups=2)),
+        (problem(34, 20, 516, tb=True), Config(columns=24, stages=2)),
         (problem(5, 66, 135, FLOAT8, tb=True), SWAP(warpgroups=2)),
         (problem(65, 5, 133, FLOAT8, tb=True), Config()),
         (problem(5, 66, 37, np.dtype(np.float32), tb=True), SWAP()),

@@ -416,8 +416,9 @@ def test_estimates_of_rows_that_the_copy_engine_cannot_read(m, n, k, across_a, a
     copies = sum(x % 8 != 0 for x in (m if across_a else k, k if across_b else n, n))
     assert not left_to_xla(aligned) and (copies or not left_to_xla(sizes))
     if not across_a:
+        operands = sum(x % 8 != 0 for x in (k, k if across_b else n))
         added = nanoseconds_with_copies(sizes) - nanoseconds_with_copies(aligned)
-        assert added > 300 * copies if copies else added == 0
+        assert added > 300 * operands if operands else added >= 0
     assert copies or without_copies(sizes) is None
     for name in ("m", "n") if m > 1 else ("n",):
         doubled = dataclasses.replace(sizes, **{name: 2 * getattr(sizes, name)})
@@ -427,7 +428,7 @@ def test_estimates_of_rows_that_the_copy_engine_cannot_read(m, n, k, across_a, a
 
 @pytest.mark.parametrize("order", [(False, False), (False, True), (True, True)])
 def test_much_to_calculate_is_not_left_to_xla(order):
-    """Many elements along k are worth copies; with few of them, copies of the result are not."""
+    """Many elements along k are worth copies; with few of them, storing the result is not."""
     for m, n in ((2049, 3001), (5000, 8190), (16001, 1023)):
         assert not left_to_xla(Sizes(m, n, 9001, 2, 2, *order))
         assert left_to_xla(Sizes(4 * m, 4 * n + 3, 65, 2, 2, *order))
@@ -438,12 +439,12 @@ def test_much_to_calculate_is_not_left_to_xla(order):
 @pytest.mark.parametrize("order", [(False, False), (False, True), (True, True)])
 def test_few_rows_that_nobody_else_reads_fast(order, swapped):
     """Large operands with unaligned rows, for few rows or columns, are not copied."""
-    m, n = (6003, 17) if swapped else (17, 6003)
+    m, n = (6002, 18) if swapped else (18, 6002)
     order = tuple(not one for one in order[::-1]) if swapped else order
-    sizes = Sizes(m, n, 9001, 2, 2, *order)
+    sizes = Sizes(m, n, 9002, 2, 2, *order)
     config = without_copies(sizes)
     assert config is not None and config.swap != swapped
-    shapes = [(9001, m) if order[0] else (m, 9001), (n, 9001) if order[1] else (9001, n)]
+    shapes = [(9002, m) if order[0] else (m, 9002), (n, 9002) if order[1] else (9002, n)]
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     options = {"transpose_a": order[0], "transpose_b": order[1]}
     kernels = pallasite.compile_all(

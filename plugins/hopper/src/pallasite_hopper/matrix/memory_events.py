@@ -8,6 +8,7 @@ from typing import Any
 from pallasite.plugin import EventContext, EventKind, MemoryEvent, MemoryEvents
 from pallasite.plugin import jax_internals as _jax
 from pallasite_hopper.matrix import products as prim
+from pallasite_hopper.matrix import row_copies
 from pallasite_std.api import ASYNC
 
 
@@ -23,4 +24,15 @@ def _product(
     ]
 
 
-EVENTS = (MemoryEvents(primitive=prim.wgmma_p, function=_product),)
+def _row_copy(
+    context: EventContext, *operands: Any, args_tree: Any, **params: Any
+) -> Sequence[MemoryEvent]:
+    """All lanes store."""
+    *_, destination = args_tree.unflatten(operands)
+    return [MemoryEvent(EventKind.STORE, destination)]
+
+
+EVENTS = (
+    MemoryEvents(primitive=prim.wgmma_p, function=_product),
+    MemoryEvents(primitive=row_copies.copy_row_words_p, function=_row_copy),
+)

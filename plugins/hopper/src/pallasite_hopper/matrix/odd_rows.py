@@ -176,7 +176,7 @@ def _infer_rows(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class LanePlace:
     """Where a lane's first vector lies.
 
     Attributes:
@@ -192,9 +192,10 @@ class _Place:
     shift: ir.Value
 
 
-def _place(
+def place_of_lane(
     ctx: RuleContext, memory: MemoryReference, window: RowWindow, row: Any, column: Any
-) -> _Place:
+) -> LanePlace:
+    """Where a lane's first vector of a part lies."""
     launch = ctx.launch
     thread = ops.add(ops.multiply(launch.warp_id, LANES), launch.lane_id)
     vectors = window.row_words // window.words
@@ -207,10 +208,10 @@ def _place(
         low = ops.multiply(ops.cast_integer(dynamic, ops.i32()), window.size)
         begin = ops.bitwise_and(ops.add(low, begin), WORD - 1)
     shift = ops.add(ops.add(ops.multiply(own_row, window.pitch), behind), begin)
-    return _Place(own_row, behind, begin, ops.bitwise_and(shift, WORD - 1))
+    return LanePlace(own_row, behind, begin, ops.bitwise_and(shift, WORD - 1))
 
 
-def _address(memory: MemoryReference, window: RowWindow, place: _Place) -> ir.Value:
+def address_of_lane(memory: MemoryReference, window: RowWindow, place: LanePlace) -> ir.Value:
     """Of the word that holds a lane's first elements (i64)."""
     address = llvm.ptrtoint(ops.i64(), memory.address())
     row = ops.multiply(ops.cast_integer(place.row, ops.i64()), window.pitch)
@@ -256,9 +257,9 @@ def _load(
 ) -> list[RegisterArray]:
     reference, row, column = args_tree.unflatten(operands)
     memory = resolve(ctx, reference)
-    place = _place(ctx, memory, window, row, column)
+    place = place_of_lane(ctx, memory, window, row, column)
     pitch, rows = window.pitch, window.rows
-    address = _address(memory, window, place)
+    address = address_of_lane(memory, window, place)
     in_row = ops.compare("slt", place.behind, pitch)
     # The end of a lane's first word in the last row, from where that begins.
     offset = ops.bitwise_and(
@@ -296,7 +297,7 @@ def _load(
     return results
 
 
-_FARTHEST = 1 << 23
+FARTHEST = 1 << 23
 """Bytes, less than which an instruction can add to an address."""
 
 
@@ -317,7 +318,7 @@ def _load_words(
     at, bound, default = (f"${words + place}" for place in range(3))
     kind = {1: "b32", 2: "v2.b32", 4: "v4.b32"}[words]
     target = names[0] if words == 1 else "{" + ", ".join(names) + "}"
-    if there >= _FARTHEST:
+    if there >= FARTHEST:
         address, there = ops.add(address, there), 0
     text = (
         f"{{ .reg .pred p; setp.gt.s32 p, {bound}, {below}; "
@@ -335,7 +336,7 @@ def _rows(
     ctx: RuleContext, *operands: Value, args_tree: Any, window: RowWindow, dtype: Any
 ) -> RegisterArray:
     arrays, reference, row, column = args_tree.unflatten(operands)
-    place = _place(ctx, resolve(ctx, reference, pointer=False), window, row, column)
+    place = place_of_lane(ctx, resolve(ctx, reference, pointer=False), window, row, column)
     vector = ir.VectorType.get((window.words * WORD // window.size,), types.element_type(dtype))
     shift, mask = ops.multiply(place.shift, 8), None
     if window.exact and window.pitch % WORD:

@@ -59,9 +59,9 @@ class Rates:
       second: nanoseconds of a second kernel that adds up partial sums.
       partial: bytes of partial sums that are written and read in a nanosecond.
       pad: bytes that XLA's copy of an operand to longer rows reads and writes in a nanosecond.
-      crop: the same for the copy of a result to shorter rows.
-      copy: nanoseconds of the copies of operands besides.
-      copy_back: the same of a result.
+      copy: nanoseconds of the copy of an operand besides.
+      stored: bytes of a result that lanes write in a nanosecond where the copy engine cannot.
+      store: nanoseconds of that besides.
       xla: operations of XLA's product in a nanosecond where rows along k are aligned, others not.
       xla_unaligned: the same where rows along k are not aligned.
       xla_memory: bytes that it reads and writes in a nanosecond.
@@ -109,9 +109,9 @@ class Rates:
     second: float
     partial: float
     pad: float
-    crop: float
     copy: float
-    copy_back: float
+    stored: float
+    store: float
     xla: float
     xla_unaligned: float
     xla_memory: float
@@ -159,10 +159,10 @@ H200 = Rates(
     unused=404.0,
     second=1300.0,
     partial=3030.0,
-    pad=3630.0,
-    crop=993.0,
-    copy=1630.0,
-    copy_back=395.0,
+    pad=3390.0,
+    copy=1250.0,
+    stored=1150.0,
+    store=300.0,
     xla=494_000.0,
     xla_unaligned=220_000.0,
     xla_memory=3460.0,
@@ -180,9 +180,9 @@ H200 = Rates(
 on an H200 (2026-11), with nothing of the operands in the L2 cache (``benchmarks/gemm_fit.py``),
 from rates that had been fitted to some 4,000 others. The standard deviation of the estimate is 7 %;
 what it chooses of the configurations that were measured takes 1.7 % more time than the fastest in
-the mean. With extents not divisible by 8 (``benchmarks/shapes.py``; jax 0.11.2), operands in row
-order: ``pad`` to ``copy_back`` to our times of 33 shapes, within 10 % in the mean; from ``xla`` on,
-but for the epilogue, to XLA's times of 63, within 15 %, five of which have one row."""
+the mean. With extents not divisible by 8 (jax 0.11.2): ``pad`` to ``store`` to the times of the
+kernels of 36 shapes (``benchmarks/unaligned.py``); from ``xla`` on, but for the epilogue, to XLA's
+times of 63, operands in row order, within 15 %, five of which have one row."""
 
 _LINE = 128
 """Bytes of a line of the L2 cache."""

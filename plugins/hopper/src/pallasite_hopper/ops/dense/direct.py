@@ -1,9 +1,11 @@
 """GEMM of operands whose rows begin anywhere, and of small ones: a kernel without copies.
 
-The copy engine takes rows that are multiples of 16 bytes. Here warpgroups load their operands
-themselves, word by word (:mod:`pallasite_hopper.matrix.odd_rows`), store them to shared memory and
-multiply them from there, while the words of the next step are on their way. The warpgroups of a
-block, and the blocks of a cluster, share the steps along k of one tile of the result.
+The copy engine takes rows that are multiples of 16 bytes. Here warpgroups move their operands
+themselves, and multiply them from shared memory while those of the next steps are on their way.
+Rows that begin at words are copied by ``cp.async`` (:mod:`pallasite_hopper.matrix.row_copies`);
+others are loaded word by word, shifted in registers (:mod:`pallasite_hopper.matrix.odd_rows`) and
+stored. The warpgroups of a block, and the blocks of a cluster, share the steps along k of one tile
+of the result.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from jax.experimental.pallas import triton
 from pallasite import gpu as plgpu
 from pallasite.plugin import jax_internals as _jax
 from pallasite_hopper.matrix.odd_rows import RowWindow, load_row_words, rows_of_words
+from pallasite_hopper.matrix.row_copies import copy_row_words
 from pallasite_std.api import Epilogue, MatmulProblem
 
 ROWS = 64
@@ -40,7 +43,8 @@ class DirectConfig:
         k.
       warpgroups: of a block, that share the steps of a tile.
       split_k: blocks of a cluster that share them, 1 to 8.
-      ahead: steps whose words are on their way to a warpgroup.
+      ahead: steps whose words are on their way to registers of a warpgroup.
+      stages: steps of an operand whose rows begin at words that shared memory has room for.
       swap: whether the right operand is b.T @ a.T's left one, of which a tile has 64 rows.
     """
 
@@ -49,6 +53,7 @@ class DirectConfig:
     split_k: int = 1
     swap: bool = False
     ahead: int = 1
+    stages: int = 4
 
 
 def build(
@@ -97,15 +102,27 @@ class _Direct:
             return RowWindow(k, extent, (self.depth, tile), size, exact=False)
         return RowWindow(extent, k, (tile, self.depth), size, exact=True)
 
+    def _buffers(self, window: RowWindow) -> tuple[int, ...]:
+        stages = self._rounds(window)
+        return (self.config.warpgroups, stages, *window.shape)
+
+    def _rounds(self, window: RowWindow) -> int:
+        """Steps that shared memory has room for."""
+        return 2 if window.shifted else self.config.stages
+
     def kernel(self) -> Callable[..., jax.Array]:
         """The function of the operands."""
         config, problem = self.config, self.problem
         compute = config.warpgroups
         tile = (self.tile_m, self.tile_n)
+        operands = [
+            plgpu.SMEM(self._buffers(self.left), problem.dtype_a),
+            plgpu.SMEM(self._buffers(self.right), problem.dtype_b),
+        ]
+        sums = plgpu.SMEM((compute, *tile), problem.accumulator)
         scratch: dict[str, Any] = {
-            "left_smem": plgpu.SMEM((compute, *self.left.shape), problem.dtype_a),
-            "right_smem": plgpu.SMEM((compute, *self.right.shape), problem.dtype_b),
-            "sums_smem": plgpu.SMEM((compute, *tile), problem.accumulator),
+            "memory": plgpu.RefUnion(operands, sums),
+            "multiplied": plgpu.Barrier(num_arrivals=compute),
         }
         if compute > 1:
             scratch["added"] = plgpu.Barrier(num_arrivals=compute)
@@ -138,9 +155,8 @@ class _Direct:
         a: Any,
         b: Any,
         *refs: Any,
-        left_smem: Any,
-        right_smem: Any,
-        sums_smem: Any,
+        memory: Any,
+        multiplied: Any,
         added: Any = None,
         parts_smem: Any = None,
         summed: Any = None,
@@ -157,7 +173,12 @@ class _Direct:
         else:
             m, n = lax.div(tile, self.n_tiles), lax.rem(tile, self.n_tiles)
         m, n = m * self.tile_m, n * self.tile_n
-        sums = self._sums(warpgroup, left, right, left_smem, right_smem, m, n)
+        buffers, sums_smem = memory
+        buffers = [one.at[warpgroup] for one in buffers]
+        sums = self._sums(warpgroup, left, right, buffers, m, n)
+        # Sums are where the operands were.
+        plgpu.barrier_arrive(multiplied)
+        plgpu.barrier_wait(multiplied)
         own = sums_smem.at[warpgroup]
         view = plgpu.transpose_ref(own, (1, 0)) if config.swap else own
         view[...] = sums
@@ -197,8 +218,7 @@ class _Direct:
         warpgroup: Any,
         left: Any,
         right: Any,
-        left_smem: Any,
-        right_smem: Any,
+        buffers: Any,
         m: Any,
         n: Any,
     ) -> Any:
@@ -212,38 +232,62 @@ class _Direct:
         count = lax.max(lax.div(self.steps - 1 - unit + self.units, self.units), jnp.int32(1))
         places = functools.partial(self._places, row, column)
 
-        def fetch(step: Any) -> tuple[Any, Any]:
-            k = (unit + step * self.units) * depth
-            at_left, at_right = places(k)
-            return (
-                load_row_words(left, self.left, *at_left),
-                load_row_words(right, self.right, *at_right),
-            )
+        windows = (self.left, self.right)
+        refs = (left, right)
+        turned = (problem.transpose_a, problem.transpose_b)
+        stages, ahead = self.config.stages, self.config.ahead
+        copied = [not window.shifted for window in windows]
 
-        left_view, right_view = left_smem.at[warpgroup], right_smem.at[warpgroup]
-        as_left = plgpu.transpose_ref(left_view, (1, 0)) if problem.transpose_a else left_view
-        turned = problem.transpose_b
-        as_right = plgpu.transpose_ref(right_view, (1, 0)) if turned else right_view
+        def at_step(index: Any) -> Any:
+            return places((unit + index * self.units) * depth)
 
-        ahead = self.config.ahead
+        def fetch(index: Any) -> list[Any]:
+            """Loads of the words of operands that go through registers."""
+            at = at_step(index)
+            return [
+                [] if copied[i] else load_row_words(refs[i], windows[i], *at[i]) for i in range(2)
+            ]
+
+        def copy(index: Any) -> None:
+            """Starts the copies of the others to the buffers of a step."""
+            stage, at = lax.rem(index, jnp.int32(stages)), at_step(index)
+            for i in range(2):
+                if copied[i]:
+                    row, column = at[i]
+                    copy_row_words(refs[i], windows[i], row, column, buffers[i].at[stage])
+
+        def buffer(which: int, index: Any) -> Any:
+            count = self._rounds(windows[which])
+            return buffers[which].at[lax.rem(index, jnp.int32(count))]
+
+        def multiplied(which: int, index: Any) -> Any:
+            view = buffer(which, index)
+            return plgpu.transpose_ref(view, (1, 0)) if turned[which] else view
 
         def scope(acc: Any) -> Any:
             def step(index: Any, on_their_way: Any) -> Any:
                 words, *waiting = on_their_way
-                k = (unit + index * self.units) * depth
-                at_left, at_right = places(k)
-                rows_left = rows_of_words(words[0], left, self.left, *at_left)
-                rows_right = rows_of_words(words[1], right, self.right, *at_right)
                 plgpu.wgmma_wait(0)
-                left_view[...] = rows_left
-                right_view[...] = rows_right
+                if any(copied):
+                    plgpu.wait_gmem_to_smem((stages - 2) * sum(copied))
+                at = at_step(index)
+                for i in range(2):
+                    if not copied[i]:
+                        rows = rows_of_words(words[i], refs[i], windows[i], *at[i])
+                        buffer(i, index)[...] = rows
                 plgpu.commit_smem()
                 following = fetch(index + ahead)
-                plgpu.wgmma(acc, as_left, as_right, accumulate=index > 0)
+                plgpu.wgmma(acc, multiplied(0, index), multiplied(1, index), accumulate=index > 0)
+                copy(index + (stages - 1))
                 return [*waiting, following]
 
+            for index in range(stages - 1):
+                copy(jnp.int32(index))
             lax.fori_loop(0, count, step, [fetch(place) for place in range(ahead)])
-            return acc[...]
+            sums = acc[...]
+            if any(copied):
+                plgpu.wait_gmem_to_smem(0)
+            return sums
 
         shape = (ROWS, self.config.columns)
         return pl.run_scoped(scope, plgpu.ACC(shape, problem.accumulator))

@@ -17,7 +17,7 @@ _REGISTERS, _THREADS = 65536, 128
 """Of a multiprocessor, and of a warpgroup."""
 
 _OTHER_REGISTERS = 32
-"""Of a lane, besides words, sums and what is loaded."""
+"""Of a lane, besides words and sums."""
 
 _MOST_COLUMNS = 128
 
@@ -28,37 +28,53 @@ class DirectRates:
 
     Attributes:
       launch: nanoseconds of a kernel besides its steps.
-      step: of a step at least: until memory answers, and to store and multiply what it answered.
-      load: nanoseconds of a multiprocessor for each load of a warpgroup.
+      step: of a step of a warpgroup, besides what follows.
+      latency: until memory answers.
+      word: nanoseconds of a multiprocessor for the words of a register of each lane that are loaded
+        and stored to shared memory; those that are shifted are loaded twice.
+      copy: the same for a copy of a word to shared memory, without registers.
+      pair: the same for a copy of two words.
+      vector: the same for a copy of four words.
       memory: bytes of operands that the GPU reads in a nanosecond.
       write: bytes of the result that it writes.
       sums: nanoseconds in which a column of another warpgroup's sums is added.
-      split: nanoseconds in which those of blocks of a cluster are.
+      split: nanoseconds in which those of blocks of a cluster are, besides what follows.
+      sent: nanoseconds in which a column of them is sent.
       overlap: exponent of the norm that joins the times of the steps and of memory.
     """
 
     launch: float
     step: float
-    load: float
+    latency: float
+    word: float
+    copy: float
+    pair: float
+    vector: float
     memory: float
     write: float
     sums: float
     split: float
+    sent: float
     overlap: float
 
 
 RATES = DirectRates(
-    launch=2500.0,
-    step=1500.0,
-    load=5.0,
-    memory=3000.0,
-    write=1000.0,
-    sums=3.0,
-    split=3000.0,
-    overlap=2.0,
+    launch=1300.0,
+    step=164.0,
+    latency=600.0,
+    word=10.0,
+    copy=14.6,
+    pair=25.8,
+    vector=24.3,
+    memory=3630.0,
+    write=1220.0,
+    sums=9.7,
+    split=970.0,
+    sent=12.3,
+    overlap=2.5,
 )
-"""Not measured yet, but on the slow side of what loads, stores and clusters of other kernels take:
-so the kernel is only taken where others are far behind."""
+"""Fitted to the times of 258 kernels of 36 shapes in bfloat16 on an H200 (2026-11;
+``benchmarks/unaligned.py``), within 13 % in the mean."""
 
 
 def direct_config(sizes: Sizes) -> tuple[DirectConfig, float] | None:
@@ -74,6 +90,11 @@ def _best(sizes: Sizes) -> tuple[DirectConfig, float] | None:
     return min(timed, key=lambda one: one[1], default=None)
 
 
+def shifts(sizes: Sizes) -> bool:
+    """Whether rows of an operand do not all begin at words."""
+    return any(operand.shifted for operand in _operands_of(_MOST_COLUMNS, False, sizes))
+
+
 def _loadable(sizes: Sizes) -> bool:
     """Whether rows are as long as loads of words want them."""
     row_a = sizes.m if sizes.transpose_a else sizes.k
@@ -87,14 +108,29 @@ def _candidates(sizes: Sizes) -> Iterator[DirectConfig]:
         right = sizes.m if swap else sizes.n
         along_k = not sizes.transpose_a if swap else sizes.transpose_b
         for columns in _columns(right, along_k=along_k):
-            for warpgroups, split in itertools.product((1, 2, 3, 4, 5, 6, 8), (1, 2, 4, 8)):
-                if warpgroups * split > max(1, steps) and split > 1 or warpgroups > steps:
+            for warpgroups, split in itertools.product((1, 2, 3, 4, 6, 8), (1, 2, 4, 8)):
+                units = warpgroups * split
+                if units > max(1, steps):
                     continue
                 config = DirectConfig(
                     columns=columns, warpgroups=warpgroups, split_k=split, swap=swap
                 )
-                if _fits(config, sizes):
-                    yield config
+                yield from _with_stages(config, sizes, max(2, -(-steps // units)))
+
+
+def _with_stages(config: DirectConfig, sizes: Sizes, most: int) -> Iterator[DirectConfig]:
+    """With as many stages as there is room for in a multiprocessor, and in half of one."""
+    found: set[int] = set()
+    for stages in (8, 6, 4, 3, 2):
+        one = dataclasses.replace(config, stages=stages)
+        if stages > most or not _fits(one, sizes):
+            continue
+        half = 2 * _shared_bytes(one, sizes) <= SHARED_MEMORY
+        if not found or half:
+            found.add(stages)
+            yield one
+        if half or all(operand.shifted for operand in _operands(one, sizes)):
+            return
 
 
 def _columns(extent: int, *, along_k: bool) -> list[int]:
@@ -109,50 +145,74 @@ def _columns(extent: int, *, along_k: bool) -> list[int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Work:
-    """What a warpgroup does in a step.
+class _Operand:
+    """What a lane moves of an operand in a step.
 
     Attributes:
-      words: registers of a lane that are loaded.
-      loads: instructions that load them.
+      words: of a step.
+      width: of them that are moved at once.
+      shifted: whether rows do not all begin at words; then words are loaded to registers, and
+        else copied to shared memory.
     """
 
     words: int
-    loads: float
+    width: int
+    shifted: bool
+
+    @property
+    def registers(self) -> int:
+        """For the words of a step."""
+        return 2 * self.words * self.shifted
+
+    def nanoseconds(self, rates: DirectRates) -> float:
+        """Of a multiprocessor."""
+        if self.shifted:
+            return 2 * self.words * rates.word
+        return self.words / self.width * {1: rates.copy, 2: rates.pair, 4: rates.vector}[self.width]
 
 
-def _work(config: DirectConfig, sizes: Sizes) -> _Work:
-    pitches = [
-        (sizes.m if sizes.transpose_a else sizes.k) * sizes.size,
-        (sizes.k if sizes.transpose_b else sizes.n) * sizes.size,
-    ]
-    if config.swap:
-        pitches.reverse()
-    words, loads = 0, 0.0
-    for pitch, extent in zip(pitches, (ROWS, config.columns), strict=True):
-        own = extent * DEPTH_BYTES // WORD // _THREADS
-        width = next((n for n in (4, 2) if pitch % (n * WORD) == 0 and own % n == 0), 1)
+def _operands(config: DirectConfig, sizes: Sizes) -> list[_Operand]:
+    """The left one and the right one."""
+    return _operands_of(config.columns, config.swap, sizes)
+
+
+@functools.lru_cache(maxsize=64)
+def _operands_of(columns: int, swap: bool, sizes: Sizes) -> list[_Operand]:
+    turned = [sizes.transpose_a, not sizes.transpose_b]
+    rows = [sizes.m if sizes.transpose_a else sizes.k, sizes.k if sizes.transpose_b else sizes.n]
+    if swap:
+        turned.reverse()
+        rows.reverse()
+    found = []
+    for along, row, extent in zip(turned, rows, (ROWS, columns), strict=True):
+        pitch, words = row * sizes.size, extent * DEPTH_BYTES // WORD // _THREADS
+        in_row = extent * sizes.size // WORD if along else DEPTH_BYTES // WORD
+        fitting = (n for n in (4, 2) if pitch % (n * WORD) == 0)
+        width = next((n for n in fitting if words % n == 0 and in_row % n == 0), 1)
         shifted = pitch % WORD != 0
-        words += own * (1 + shifted)
-        # Rows of each size from a word on are as many.
-        loads += own * (1.5 if shifted else 1 / width)
-    return _Work(words, loads)
+        found.append(_Operand(words, width, shifted))
+    return found
 
 
 def _registers(config: DirectConfig, sizes: Sizes) -> int:
-    return config.columns // 2 + _work(config, sizes).words + _OTHER_REGISTERS
+    words = sum(one.registers for one in _operands(config, sizes))
+    return config.columns // 2 + words * config.ahead + _OTHER_REGISTERS
 
 
-def _shared_bytes(config: DirectConfig) -> int:
-    own = (ROWS + config.columns) * DEPTH_BYTES + ROWS * config.columns * 4
-    return own * config.warpgroups + (config.split_k - 1) * ROWS * config.columns * 4 + 1024
+def _shared_bytes(config: DirectConfig, sizes: Sizes) -> int:
+    operands = _operands(config, sizes)
+    rounds = [2 if one.shifted else config.stages for one in operands]
+    extents = (ROWS, config.columns)
+    own = sum(n * extent * DEPTH_BYTES for n, extent in zip(rounds, extents, strict=True))
+    sums = ROWS * config.columns * 4
+    return max(own, sums) * config.warpgroups + (config.split_k - 1) * sums + 1024
 
 
 def _fits(config: DirectConfig, sizes: Sizes) -> bool:
     lanes = config.warpgroups * _THREADS
     return (
         _registers(config, sizes) <= min(255, _REGISTERS // lanes // 8 * 8)
-        and _shared_bytes(config) <= SHARED_MEMORY
+        and _shared_bytes(config, sizes) <= SHARED_MEMORY
     )
 
 
@@ -166,18 +226,28 @@ def direct_nanoseconds(config: DirectConfig, sizes: Sizes, rates: DirectRates = 
     registers = -(-_registers(config, sizes) // 8) * 8
     lanes = config.warpgroups * _THREADS
     resident = min(
-        _REGISTERS // (registers * lanes), SHARED_MEMORY // _shared_bytes(config), 2048 // lanes
+        _REGISTERS // (registers * lanes),
+        SHARED_MEMORY // _shared_bytes(config, sizes),
+        2048 // lanes,
     )
     blocks = tiles * config.split_k
     at_once = H200.clusters[config.split_k] * config.split_k * max(1, resident)
     rounds = -(-blocks // at_once)
-    active = min(blocks, at_once) / H200.multiprocessors * config.warpgroups
-    loads = _work(config, sizes).loads
-    step = max(rates.step, active * loads * rates.load)
-    busy = rounds * own_steps * step
+    active = math.ceil(min(blocks, at_once) / H200.multiprocessors) * config.warpgroups
+    operands = _operands(config, sizes)
+    work = sum(one.nanoseconds(rates) for one in operands)
+    ahead = min(config.ahead if one.shifted else config.stages - 1 for one in operands)
+    step = _norm(max(rates.step + work, rates.latency / ahead), active * work)
+    adding = (config.warpgroups - 1) * config.columns * rates.sums
+    if config.split_k > 1:
+        adding += rates.split + config.columns * rates.sent
+    busy = rates.latency + rounds * (own_steps * step + adding)
     memory = (m + n) * k * size / rates.memory
-    longer, shorter = max(busy, memory), min(busy, memory)
-    time = longer * math.pow(1 + math.pow(shorter / longer, rates.overlap), 1 / rates.overlap)
-    time += (config.warpgroups - 1) * config.columns * rates.sums
-    time += rates.split * (config.split_k > 1) + m * n * sizes.out_size / rates.write
-    return rates.launch + time
+    time = _norm(busy, memory, rates.overlap)
+    return rates.launch + time + m * n * sizes.out_size / rates.write
+
+
+def _norm(one: float, other: float, exponent: float = 4.0) -> float:
+    """Of two times that overlap."""
+    longer, shorter = max(one, other), min(one, other)
+    return longer * math.pow(1 + math.pow(shorter / longer, exponent), 1 / exponent)

@@ -171,7 +171,7 @@ def _run_with_rest(
     extras: Sequence[jax.Array],
 ) -> jax.Array:
     """Two kernels, of which the second writes into the result of the first."""
-    m, n = problem.m, padded_columns(problem.n, problem.out_dtype.itemsize)
+    m, n = problem.m, problem.n
     whole = Region(0, m, 0, n)
     if config.rest_along == "m":
         first, second = (dataclasses.replace(whole, **{end: config.rest_from}) for end in _ROWS)
@@ -189,8 +189,7 @@ def _run_with_rest(
     operands = epilogue.padded_operands(extras, *map(max, reach, own))
     config = dataclasses.replace(config, rest=None, rest_from=0, rest_along="m")
     out = _call(problem, epilogue, config, a, b, operands, first)
-    out = _call(problem, epilogue, rest, a, b, [*operands, out], second)
-    return out[..., : problem.n]
+    return _call(problem, epilogue, rest, a, b, [*operands, out], second)
 
 
 def _run_in_parts(
@@ -228,8 +227,10 @@ def _call(
 ) -> jax.Array:
     a, b = aligned(a), aligned(b)
     n = problem.n
-    padded = padded_columns(n, problem.out_dtype.itemsize)
-    problem = dataclasses.replace(problem, n=padded)
+    if config.parts > 1:  # What adds up the parts leaves out what is beyond the end of rows.
+        n = padded_columns(problem.n, problem.out_dtype.itemsize)
+    cropped = None if n == problem.n else problem.n
+    problem = dataclasses.replace(problem, n=n)
     if config.swap:
         problem, a, b = problem.swapped(), b, a
         region = None if region is None else region.swapped()
@@ -242,7 +243,7 @@ def _call(
         kernel = _kernel(problem, config, epilogue, MULTIPROCESSORS, region=region)
         return kernel(a, b, *operands)
     result = _kernel(problem, config, epilogue, MULTIPROCESSORS)(a, b, *operands)
-    return result if padded == n else result[..., :n]
+    return result if cropped is None else result[..., :cropped]
 
 
 def _shares_last(problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue) -> bool:

@@ -1,9 +1,9 @@
 """GEMM whose rows are no multiples of 16 bytes, which the copy engine cannot read or write.
 
-The kernel with copies by that engine needs operands with longer rows; another one loads any rows
-word by word, which pays where few rows or columns are multiplied; XLA has kernels that read any
-rows, at a lower rate. Which way takes the least time is estimated from what is calculated and
-moved.
+The kernel with copies by that engine needs operands with longer rows, to which XLA copies them,
+and stores results by vectors; another one loads any rows word by word, which pays where few rows or
+columns are multiplied; XLA has kernels that read any rows, at a lower rate. Which way takes the
+least time is estimated from what is calculated and moved.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import dataclasses
 from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.cost import H200, Rates, Sizes, nanoseconds
 from pallasite_hopper.ops.dense.direct import DirectConfig
-from pallasite_hopper.ops.dense.direct_choice import direct_config
+from pallasite_hopper.ops.dense.direct_choice import direct_config, shifts
 from pallasite_std.api import padded_columns
 
-_LEAST_GAIN = 0.2
-"""Of the kernel without copies, by the estimates."""
+_LEAST_GAIN, _LEAST_GAIN_BY_SHIFTS = 0.15, 0.4
+"""Of the kernel without copies, by the estimates, and where it shifts words of an operand: of that
+few configurations have been measured."""
 
 
 def without_copies(sizes: Sizes, *, plain: bool = True, xla: bool = True) -> DirectConfig | None:
@@ -37,7 +38,8 @@ def without_copies(sizes: Sizes, *, plain: bool = True, xla: bool = True) -> Dir
     others = [nanoseconds_with_copies(sizes)]
     if xla:
         others.append(nanoseconds_by_xla(sizes, plain=plain))
-    return config if time < (1 - _LEAST_GAIN) * min(others) else None
+    least = _LEAST_GAIN_BY_SHIFTS if shifts(sizes) else _LEAST_GAIN
+    return config if time < (1 - least) * min(others) else None
 
 
 def left_to_xla(sizes: Sizes, *, plain: bool = True) -> bool:
@@ -55,13 +57,13 @@ def left_to_xla(sizes: Sizes, *, plain: bool = True) -> bool:
 def nanoseconds_with_copies(sizes: Sizes, rates: Rates = H200) -> float:
     """The time of our kernel and of the copies to and from rows that it can read and write."""
     aligned = _padded(sizes)
-    time = nanoseconds(default_config(aligned), aligned, rates)
+    config = default_config(aligned)
+    time = nanoseconds(config, aligned, rates)
     copied_a, copied_b, copied_out = _copied(sizes)
-    padded = (sizes.m * copied_a + sizes.n * copied_b) * sizes.k * sizes.size
-    if padded:
-        time += rates.copy + 2 * padded / rates.pad
-    if copied_out:
-        time += rates.copy_back + 2 * sizes.m * sizes.n * sizes.out_size / rates.crop
+    for copied, extent in ((copied_a, sizes.m), (copied_b, sizes.n)):
+        time += (rates.copy + 2 * extent * sizes.k * sizes.size / rates.pad) * copied
+    if copied_out and config.parts == 1:
+        time += rates.store + sizes.m * sizes.n * sizes.out_size / rates.stored
     return time
 
 
@@ -74,8 +76,9 @@ def nanoseconds_by_xla(sizes: Sizes, *, plain: bool = True, rates: Rates = H200)
     if m == 1 and not sizes.transpose_b:  # Columns are summed up by loads of single elements.
         vector = rates.xla_vector + rates.xla_vector_fill * k + read / rates.xla_vector_memory
         return vector + epilogue
-    # Where rows lie along k, all steps read, and mask, elements of unaligned rows.
-    slow = _along_k(sizes) and _unaligned(k, sizes.size)
+    # Where rows lie along k, all steps read, and mask, elements of unaligned rows. Of a transposed
+    # left operand it has no other kernels, either.
+    slow = sizes.transpose_a or _unaligned(k, sizes.size)
     if slow:
         fill = min(rates.xla_unaligned_fill * k, rates.xla_most_fill)
         calculated, moved = rates.xla_unaligned, rates.xla_unaligned_memory
@@ -108,5 +111,4 @@ def _padded(sizes: Sizes) -> Sizes:
     pitch_m = padded_columns(sizes.m, sizes.size) if sizes.transpose_a else None
     pitch_n = None if sizes.transpose_b else padded_columns(sizes.n, sizes.size)
     k = padded_columns(sizes.k, sizes.size) if _along_k(sizes) else sizes.k
-    n = padded_columns(sizes.n, sizes.out_size)
-    return dataclasses.replace(sizes, n=n, k=k, pitch_m=pitch_m, pitch_n=pitch_n)
+    return dataclasses.replace(sizes, k=k, pitch_m=pitch_m, pitch_n=pitch_n)

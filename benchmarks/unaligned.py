@@ -1,0 +1,271 @@
+"""GEMM of extents that are no multiples of 8, in each of the ways that there are.
+
+Shapes are drawn by a seed; every sixth has one or both operands transposed. XLA, PyTorch, our
+kernel with copies to aligned rows, the kernel that loads any rows with several configurations, the
+best by its estimate first, and what is chosen without options. It shows how good the choice is, and
+what the estimates (``pallasite_hopper.ops.dense.direct_choice``, ``unaligned``) are to be fitted
+to. Each result is compared with a product in float32 before it is timed; then all ways are called
+in random order, each after a large array was read, and the times are of the kernels, by CUPTI.
+
+    python benchmarks/unaligned.py --seed 1 --seconds 90 --json unaligned.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gemm_configs
+import gemm_shapes
+import harness
+import jax
+import jax.numpy as jnp
+import numpy as np
+import side_by_side
+import timing
+
+from pallasite_hopper.ops import matmul
+from pallasite_hopper.ops.dense import direct_choice, unaligned
+from pallasite_hopper.ops.dense.choice import default_config
+from pallasite_hopper.ops.dense.cost import Sizes
+from pallasite_hopper.ops.dense.direct import DirectConfig, build
+from pallasite_std.api import Epilogue, MatmulProblem
+
+MOST_FLOPS = 4e11
+ORDERS = ((False, True), (True, False), (True, True))
+"""Of the operands, for every sixth shape."""
+
+NEAR, SAMPLED = 1.5, 3
+"""Of the configurations that take at most so many times the least time, so many are measured."""
+
+ROUNDS, WARM_UP = 12, 2
+LARGEST_ERROR = 1e-2
+BFLOAT16 = np.dtype(jnp.bfloat16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Of a product, with the order of its operands."""
+
+    m: int
+    n: int
+    k: int
+    transpose_a: bool
+    transpose_b: bool
+
+    def __str__(self) -> str:
+        order = "".join("T" if one else "N" for one in (self.transpose_a, self.transpose_b))
+        return f"{self.m}x{self.n}x{self.k} {order}"
+
+    @property
+    def sizes(self) -> Sizes:
+        """For the estimates."""
+        return Sizes(self.m, self.n, self.k, 2, 2, self.transpose_a, self.transpose_b)
+
+    @property
+    def operands(self) -> list[jax.ShapeDtypeStruct]:
+        """Their shapes."""
+        a, b = (self.m, self.k), (self.k, self.n)
+        shapes = (a[::-1] if self.transpose_a else a, b[::-1] if self.transpose_b else b)
+        return [jax.ShapeDtypeStruct(one, BFLOAT16) for one in shapes]
+
+    def product(self, a: Any, b: Any, **options: Any) -> Any:
+        """By XLA."""
+        a, b = a.T if self.transpose_a else a, b.T if self.transpose_b else b
+        return jnp.matmul(a, b, **options)
+
+
+@dataclasses.dataclass
+class Measured:
+    """One shape; microseconds by the name of the way, and the estimates of some of them."""
+
+    shape: Shape
+    times: dict[str, float]
+    estimates: dict[str, float]
+    failed: dict[str, str]
+
+    @property
+    def ratio(self) -> float:
+        """The fastest rival's time over ours, as it is chosen."""
+        return min(self.times[one] for one in ("xla", "torch")) / self.times["ours"]
+
+
+def listed(sizes: Sizes) -> list[DirectConfig]:
+    """Configurations of the kernel without copies, the best by the estimate first."""
+    if not direct_choice._loadable(sizes):
+        return []
+    estimate = functools.partial(direct_choice.direct_nanoseconds, sizes=sizes)
+    ordered = sorted(direct_choice._candidates(sizes), key=estimate)
+    near = [one for one in ordered if estimate(one) < NEAR * estimate(ordered[0])]
+    some = random.Random(str(sizes)).sample(near, min(SAMPLED, len(near)))
+    kinds = [next((one for one in near if one.swap == swap), ordered[0]) for swap in (True, False)]
+    return list(dict.fromkeys([*ordered[:2], *kinds, *some]))
+
+
+def ways(shape: Shape) -> tuple[dict[str, Callable[..., Any]], dict[str, float]]:
+    """Functions of the operands, by name, and estimates of microseconds."""
+    sizes = shape.sizes
+    options = {"transpose_a": shape.transpose_a, "transpose_b": shape.transpose_b}
+    config = default_config(sizes)
+    found: dict[str, Callable[..., Any]] = {
+        "xla": shape.product,
+        "ours": functools.partial(matmul, **options),
+        "copies": functools.partial(matmul, config=config, **options),
+    }
+    estimates = {
+        "xla": unaligned.nanoseconds_by_xla(sizes) / 1e3,
+        "copies": unaligned.nanoseconds_with_copies(sizes) / 1e3,
+    }
+    problem = MatmulProblem(
+        m=shape.m,
+        n=shape.n,
+        k=shape.k,
+        dtype_a=BFLOAT16,
+        dtype_b=BFLOAT16,
+        out_dtype=BFLOAT16,
+        accumulator=np.dtype(np.float32),
+        **options,
+    )
+    for one in listed(sizes):
+        name = str(one)
+        found[name] = build(problem, one, Epilogue())
+        estimates[name] = direct_choice.direct_nanoseconds(one, sizes) / 1e3
+    return found, estimates
+
+
+def by_call(records: timing.Records, mark: list[str]) -> list[timing.Records]:
+    """The kernels between those that read the large array."""
+    calls: list[timing.Records] = []
+    place = 0
+    while place < len(records):
+        if [name for name, _ in records[place : place + len(mark)]] == mark:
+            calls.append([])
+            place += len(mark)
+        else:
+            calls[-1].append(records[place])
+            place += 1
+    return calls
+
+
+def timed(
+    timer: timing.CuptiTimer, clear: Callable[[], Any], calls: dict[str, Callable[[], Any]]
+) -> dict[str, float]:
+    """The median of the microseconds of each call's kernels, all in random order."""
+    waits = timing.FRAMEWORKS["jax"]
+    for call in calls.values():
+        call()
+    mark = [name for name, _ in timer.record(waits, clear)[0]]
+    generator = random.Random(len(calls))
+    order = [name for _ in range(ROUNDS) for name in generator.sample(list(calls), len(calls))]
+
+    def everything() -> None:
+        for name in order:
+            clear()
+            calls[name]()
+
+    for _ in range(timing.ATTEMPTS):
+        found = by_call(timer.record(waits, everything)[0], mark)
+        if len(found) == len(order) and all(found):
+            break
+    else:
+        raise timing.MeasurementError(f"kernels of {len(found)} calls instead of {len(order)}")
+    times: dict[str, list[float]] = {}
+    for name, records in zip(order, found, strict=True):
+        times.setdefault(name, []).append(timing.total(records) * 1e3)
+    return {name: statistics.median(each[WARM_UP:]) for name, each in times.items()}
+
+
+def measure(shape: Shape, alone: Any) -> Measured:
+    """One shape."""
+    functions, estimates = ways(shape)
+    programs, failed = {}, {}
+    for name, function in functions.items():
+        try:
+            lowered = jax.jit(function).lower(*shape.operands)
+            programs[name] = lowered if name == "xla" else lowered.compile()
+        except Exception as error:
+            failed[name] = str(error)[:300]
+
+    def error_of(got: Any, wanted: Any) -> Any:
+        return jnp.linalg.norm(got.astype(jnp.float32) - wanted) / jnp.linalg.norm(wanted)
+
+    def reference(a: Any, b: Any) -> Any:
+        highest = jax.lax.Precision.HIGHEST
+        return shape.product(a.astype(jnp.float32), b.astype(jnp.float32), precision=highest)
+
+    exact = jax.jit(reference, **timing.reference_options()).lower(*shape.operands)
+    between = jax.ShapeDtypeStruct((gemm_configs.READ_BETWEEN,), jnp.float32)
+    clear = jax.jit(gemm_configs.read).lower(between).compile()
+    with alone:
+        import torch
+        from jax.experimental.mosaic.gpu import profiler
+
+        if "xla" in programs:  # It measures its own kernels.
+            programs["xla"] = programs["xla"].compile()
+        keys = jax.random.split(jax.random.key(shape.m + shape.n))
+        a, b = (
+            jax.random.normal(i, x.shape, x.dtype)
+            for i, x in zip(keys, shape.operands, strict=True)
+        )
+        large, wanted = jnp.zeros(between.shape, between.dtype), exact.compile()(a, b)
+        calls: dict[str, Callable[[], Any]] = {}
+        for name, program in programs.items():
+            error = float(error_of(program(a, b), wanted))
+            if not error < LARGEST_ERROR:
+                raise ValueError(f"wrong result of {name}, relative error {error}")
+            calls[name] = lambda run=program: jax.block_until_ready(run(a, b))
+        left, right = (torch.from_dlpack(one) for one in (a, b))
+        left = left.t() if shape.transpose_a else left
+        right = right.t() if shape.transpose_b else right
+        calls["torch"] = lambda: (torch.matmul(left, right), torch.cuda.synchronize())
+        timer = timing.CuptiTimer(profiler.mosaic_gpu_lib._mosaic_gpu_ext)
+        times = timed(timer, lambda: jax.block_until_ready(clear(large)), calls)
+    return Measured(shape, times, estimates, failed)
+
+
+def shapes(seed: int, count: int) -> list[Shape]:
+    """The sample."""
+    drawn = gemm_shapes.draw_odd(seed, count, MOST_FLOPS)
+    orders = [ORDERS[i // 6 % 3] if i % 6 == 4 else (False, False) for i in range(count)]
+    return [Shape(*one, *order) for one, order in zip(drawn, orders, strict=True)]
+
+
+def show(shape: Shape, row: Measured) -> str:
+    """A line about a shape."""
+    direct = {name: time for name, time in row.times.items() if name.startswith("DirectConfig")}
+    best = min(direct, key=lambda name: direct[name], default=None)
+    text = ", ".join(f"{name} {row.times[name]:.1f}" for name in ("xla", "torch", "copies", "ours"))
+    if best is not None:
+        text += f", without copies {direct[best]:.1f} (estimate {row.estimates[best]:.1f}, {best})"
+    return f"{shape}: {text}; {row.ratio:.3f} " + " ".join(row.failed.values())
+
+
+def main() -> int:
+    """Measures, prints and writes JSON; 1 if a shape failed."""
+    parser = side_by_side.parser(__doc__.splitlines()[0], count=60, seconds=90.0, processes=7)
+    arguments = parser.parse_args()
+    print(harness.machine())
+    rows, failed = side_by_side.measured(
+        measure,
+        shapes(arguments.seed, arguments.count),
+        arguments.processes,
+        arguments.seconds,
+        show=show,
+    )
+    ratios = [row.ratio for row in rows]
+    below = ", ".join(f"{sum(r < x for r in ratios)} below {x}" for x in (0.97, 0.9))
+    print(f"chosen: geometric mean {harness.geometric_mean(ratios)} of {len(rows)}, {below}")
+    fastest = [min(t for n, t in r.times.items() if n != "torch") for r in rows]
+    share = harness.geometric_mean(r.times["ours"] / t for r, t in zip(rows, fastest, strict=True))
+    print(f"chosen over the fastest of all ways, XLA's included: {share}")
+    harness.write_json(arguments.json, "unaligned", rows)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
