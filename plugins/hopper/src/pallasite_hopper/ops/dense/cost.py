@@ -181,7 +181,7 @@ on an H200 (2026-11), with nothing of the operands in the L2 cache (``benchmarks
 from rates that had been fitted to some 4,000 others. The standard deviation of the estimate is 7 %;
 what it chooses of the configurations that were measured takes 1.7 % more time than the fastest in
 the mean. With extents not divisible by 8 (jax 0.11.2): ``pad`` to ``store`` to the times of the
-kernels of 36 shapes (``benchmarks/unaligned.py``); from ``xla`` on, but for the epilogue, to XLA's
+kernels of 35 shapes (``benchmarks/unaligned.py``); from ``xla`` on, but for the epilogue, to XLA's
 times of 63, operands in row order, within 15 %, five of which have one row."""
 
 _LINE = 128
