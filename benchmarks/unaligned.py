@@ -4,8 +4,8 @@ Shapes are drawn by a seed; every sixth has one or both operands transposed. XLA
 kernel with copies to aligned rows, the kernel that loads any rows with several configurations, the
 best by its estimate first, and what is chosen without options. It shows how good the choice is, and
 what the estimates (``pallasite_hopper.ops.dense.direct_choice``, ``unaligned``) are to be fitted
-to. Each result is compared with a product in float32 before it is timed; then all ways are called
-in random order, each after a large array was read, and the times are of the kernels, by CUPTI.
+to. Each result is compared with a product in float32 before it is timed; ``gemm_times.py`` says how
+that is done.
 
     python benchmarks/unaligned.py --seed 1 --seconds 90 --json unaligned.json
 """
@@ -20,8 +20,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import gemm_configs
 import gemm_shapes
+import gemm_times
 import harness
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,6 @@ ORDERS = ((False, True), (True, False), (True, True))
 NEAR, SAMPLED = 1.5, 3
 """Of the configurations that take at most so many times the least time, so many are measured."""
 
-ROUNDS, WARM_UP = 12, 2
 LARGEST_ERROR = 1e-2
 BFLOAT16 = np.dtype(jnp.bfloat16)
 
@@ -138,56 +137,17 @@ def ways(shape: Shape) -> tuple[dict[str, Callable[..., Any]], dict[str, float]]
     return found, estimates
 
 
-def by_call(records: timing.Records, mark: list[str]) -> list[timing.Records]:
-    """The kernels between those that read the large array."""
-    calls: list[timing.Records] = []
-    place = 0
-    while place < len(records):
-        if [name for name, _ in records[place : place + len(mark)]] == mark:
-            calls.append([])
-            place += len(mark)
-        else:
-            calls[-1].append(records[place])
-            place += 1
-    return calls
+def ready(shape: Shape) -> Callable[[], Measured]:
+    """Compiles all programs of a shape but those of XLA; returns what measures it."""
+    import torch  # before CUPTI comes into the process
 
-
-def timed(
-    timer: timing.CuptiTimer, clear: Callable[[], Any], calls: dict[str, Callable[[], Any]]
-) -> dict[str, float]:
-    """The median of the microseconds of each call's kernels, all in random order."""
-    waits = timing.FRAMEWORKS["jax"]
-    for call in calls.values():
-        call()
-    mark = [name for name, _ in timer.record(waits, clear)[0]]
-    generator = random.Random(len(calls))
-    order = [name for _ in range(ROUNDS) for name in generator.sample(list(calls), len(calls))]
-
-    def everything() -> None:
-        for name in order:
-            clear()
-            calls[name]()
-
-    for _ in range(timing.ATTEMPTS):
-        found = by_call(timer.record(waits, everything)[0], mark)
-        if len(found) == len(order) and all(found):
-            break
-    else:
-        raise timing.MeasurementError(f"kernels of {len(found)} calls instead of {len(order)}")
-    times: dict[str, list[float]] = {}
-    for name, records in zip(order, found, strict=True):
-        times.setdefault(name, []).append(timing.total(records) * 1e3)
-    return {name: statistics.median(each[WARM_UP:]) for name, each in times.items()}
-
-
-def measure(shape: Shape, alone: Any) -> Measured:
-    """One shape."""
     functions, estimates = ways(shape)
     programs, failed = {}, {}
     for name, function in functions.items():
         try:
             lowered = jax.jit(function).lower(*shape.operands)
-            programs[name] = lowered if name == "xla" else lowered.compile()
+            # XLA measures its own kernels, and ours may be XLA's.
+            programs[name] = lowered if name in ("xla", "ours") else lowered.compile()
         except Exception as error:
             failed[name] = str(error)[:300]
 
@@ -199,14 +159,14 @@ def measure(shape: Shape, alone: Any) -> Measured:
         return shape.product(a.astype(jnp.float32), b.astype(jnp.float32), precision=highest)
 
     exact = jax.jit(reference, **timing.reference_options()).lower(*shape.operands)
-    between = jax.ShapeDtypeStruct((gemm_configs.READ_BETWEEN,), jnp.float32)
-    clear = jax.jit(gemm_configs.read).lower(between).compile()
-    with alone:
-        import torch
+    between = jax.ShapeDtypeStruct((gemm_times.READ_BETWEEN,), jnp.float32)
+    clear = jax.jit(gemm_times.read).lower(between).compile()
+
+    def measured() -> Measured:
         from jax.experimental.mosaic.gpu import profiler
 
-        if "xla" in programs:  # It measures its own kernels.
-            programs["xla"] = programs["xla"].compile()
+        for name in ("xla", "ours"):
+            programs[name] = programs[name].compile()
         keys = jax.random.split(jax.random.key(shape.m + shape.n))
         a, b = (
             jax.random.normal(i, x.shape, x.dtype)
@@ -218,14 +178,23 @@ def measure(shape: Shape, alone: Any) -> Measured:
             error = float(error_of(program(a, b), wanted))
             if not error < LARGEST_ERROR:
                 raise ValueError(f"wrong result of {name}, relative error {error}")
-            calls[name] = lambda run=program: jax.block_until_ready(run(a, b))
+            calls[name] = lambda run=program: run(a, b)
+        timer = timing.CuptiTimer(profiler.mosaic_gpu_lib._mosaic_gpu_ext)
+        seed = shape.m + shape.n + shape.k
+        found, _ = gemm_times.in_random_order(timer, "jax", lambda: clear(large), calls, seed)
         left, right = (torch.from_dlpack(one) for one in (a, b))
         left = left.t() if shape.transpose_a else left
         right = right.t() if shape.transpose_b else right
-        calls["torch"] = lambda: (torch.matmul(left, right), torch.cuda.synchronize())
-        timer = timing.CuptiTimer(profiler.mosaic_gpu_lib._mosaic_gpu_ext)
-        times = timed(timer, lambda: jax.block_until_ready(clear(large)), calls)
-    return Measured(shape, times, estimates, failed)
+        theirs = torch.from_dlpack(large)
+        calls = {"torch": lambda: torch.matmul(left, right)}
+        calls["torch"]()
+        more, _ = gemm_times.in_random_order(
+            timer, "torch", lambda: gemm_times.read(theirs), calls, seed
+        )
+        times = {name: statistics.median(each) for name, each in (found | more).items()}
+        return Measured(shape, times, estimates, failed)
+
+    return measured
 
 
 def shapes(seed: int, count: int) -> list[Shape]:
@@ -248,15 +217,17 @@ def show(shape: Shape, row: Measured) -> str:
 def main() -> int:
     """Measures, prints and writes JSON; 1 if a shape failed."""
     parser = side_by_side.parser(__doc__.splitlines()[0], count=60, seconds=90.0, processes=7)
+    side_by_side.hold_option(parser)
     arguments = parser.parse_args()
     print(harness.machine())
-    rows, failed = side_by_side.measured(
-        measure,
+    cases = side_by_side.prepared(
+        ready,
         shapes(arguments.seed, arguments.count),
         arguments.processes,
         arguments.seconds,
-        show=show,
+        arguments.hold,
     )
+    rows, failed = side_by_side.collected(cases, str, show)
     ratios = [row.ratio for row in rows]
     below = ", ".join(f"{sum(r < x for r in ratios)} below {x}" for x in (0.97, 0.9))
     print(f"chosen: geometric mean {harness.geometric_mean(ratios)} of {len(rows)}, {below}")
