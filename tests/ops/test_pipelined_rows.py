@@ -191,3 +191,14 @@ def test_kernels_of_rows_within_vectors_fit(columns, forward):
         kernel, *(jax.ShapeDtypeStruct(*one) for one in shapes), target="sm_90a"
     )
     assert 100_000 < compiled.resources.shared_memory_bytes <= SHARED_MEMORY
+
+
+def test_wide_weights_of_rows_within_vectors_fit():
+    """Weights of 32 bits beside rows of 16 are exchanged by lanes, in shared memory."""
+    norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, True, BF16, np.dtype(np.int8))
+    kernel = norm_kernels.forward(norm, 700, 12786, BF16, False, 132, SHARED_MEMORY)
+    shapes = [((700, 12786), BF16)] * 2 + [((12786,), jnp.float32)] * 2
+    compiled = pallasite.compile(
+        kernel, *(jax.ShapeDtypeStruct(*one) for one in shapes), target="sm_90a"
+    )
+    assert 100_000 < compiled.resources.shared_memory_bytes <= SHARED_MEMORY

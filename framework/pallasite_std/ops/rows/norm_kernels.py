@@ -199,6 +199,7 @@ def forward(
         kernel = row_pipeline(
             body, rows, columns, matrices, reductions, out_types, norm.name, blocks,
             shared_memory, vectors, norm.weight_size * len(vectors),
+            norm.weight_size > size_of(dtype),
         )  # fmt: skip
         if kernel is not None:
             return kernel
@@ -295,7 +296,10 @@ def _pipeline(
     if resident and not (norm.centered or long):
         return None
     vectors, sums = norm.weight * norm.weight_size, norm.weight + norm.bias
-    return gradient_pipeline(rows, columns, matrices, vectors, sums, multiprocessors, shared_memory)
+    wide = norm.weight_size > min(map(size_of, matrices))
+    return gradient_pipeline(
+        rows, columns, matrices, vectors, sums, multiprocessors, shared_memory, wide=wide
+    )
 
 
 def _matrices(norm: Norm, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:

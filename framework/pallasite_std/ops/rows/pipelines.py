@@ -78,6 +78,7 @@ def gradient_pipeline(
     multiprocessors: int,
     shared_memory: int,
     depth: int = 1,
+    wide: bool = False,
 ) -> Pipeline | None:
     """How rows are shared, or None if the other kernels are faster or have to do.
 
@@ -91,8 +92,9 @@ def gradient_pipeline(
       multiprocessors: of the machine.
       shared_memory: bytes that a block may have.
       depth: reductions of a row that follow one another.
+      wide: whether operands with an element for each column have wider ones than matrices.
     """
-    given = rows, columns, dtypes, vectors, sums, multiprocessors, shared_memory, depth
+    given = rows, columns, dtypes, vectors, sums, multiprocessors, shared_memory, depth, wide
     found = (_of_blocks(blocks, *given) for blocks in CLUSTERS)
     return next((one for one in found if one is not None), None)
 
@@ -107,6 +109,7 @@ def _of_blocks(
     multiprocessors: int,
     shared_memory: int,
     depth: int,
+    wide: bool,
 ) -> Pipeline | None:
     """How so many blocks share rows, if that suits."""
     sizes = [size_of(dtype) for dtype in dtypes]
@@ -116,8 +119,7 @@ def _of_blocks(
     row_bytes = columns * sum(sizes)
     if row_bytes < _LEAST or (shape.unaligned and rows * shape.columns >= 2**31):
         return None
-    wide = blocks * (_WIDE if sums else MOST_WARPGROUPS * 16 * LANES)
-    widest = columns > wide
+    widest = columns > blocks * (_WIDE if sums else MOST_WARPGROUPS * 16 * LANES)
     if row_bytes > blocks * _LONG or (widest and not 0 < sums < 2):
         return None
     if widest and (blocks == 1 or columns > blocks * _WIDEST):
@@ -141,6 +143,8 @@ def _of_blocks(
     chunk = -(-columns // (threads * blocks * vector)) * vector
     of_stage = chunk * threads * together * sum(sizes)
     free = shared_memory // resident - _RESERVED
+    if wide and shape.unaligned:  # Lanes that load them are not those that use them.
+        free -= chunk * threads * vectors
     if sums and not widest:  # At most so many bytes; stages and registers are chosen for them.
         vectors = 4 if vectors else 0
     if not held and free - vectors * chunk * threads < least_stages * of_stage:
@@ -152,6 +156,8 @@ def _of_blocks(
         threads, blocks, shape.columns, stages, resident, chunk, together, held, vector
     )
     most = shared_memory // resident
+    if wide and shape.unaligned:
+        most -= chunk * threads * vectors
     needs = functools.partial(shared_memory_of, pipeline, sizes=sizes, vectors=vectors, depth=depth)
     while stages >= least_stages and needs(stages, held) > most:
         stages -= 1
@@ -191,6 +197,7 @@ def row_pipeline(
     shared_memory: int,
     vectors: Sequence[int] = (),
     vector_bytes: int = 0,
+    wide: bool = False,
 ) -> Callable[..., tuple[jax.Array, ...]] | None:
     """A kernel without sums over rows, or None if it cannot be.
 
@@ -198,11 +205,12 @@ def row_pipeline(
       body, rows, reductions, out_types, name, vectors: of :func:`.pipelined_row_kernel`.
       columns: of the matrices.
       dtypes: of the matrices that are read, the first operands.
-      multiprocessors, vector_bytes, shared_memory: of :func:`gradient_pipeline`.
+      multiprocessors, shared_memory, vector_bytes, wide: of :func:`gradient_pipeline`.
     """
     pipeline = gradient_pipeline(
-        rows, columns, dtypes, vector_bytes, 0, multiprocessors, shared_memory, len(reductions)
-    )
+        rows, columns, dtypes, vector_bytes, 0, multiprocessors, shared_memory, len(reductions),
+        wide,
+    )  # fmt: skip
     if pipeline is None:
         return None
     params = plgpu.CompilerParams(min_blocks=pipeline.resident)
