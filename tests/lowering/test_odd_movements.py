@@ -75,6 +75,17 @@ def test_rolled_where_half_of_the_array_has_room_beside_the_result(semantics: An
 
 
 @pytest.mark.parametrize("semantics", SEMANTICS)
+def test_parts_of_the_result_that_one_of_two_arrays_is_not_needed_for(semantics: Any) -> None:
+    def body(x: Any) -> Any:
+        return jnp.concatenate([x, -x[1000:3000]], 0)
+
+    x = numbers((11294,), np.int64, 8)
+    with jax.enable_x64(True):
+        found = moved(body, x, semantics)
+    np.testing.assert_array_equal(found, np.concatenate([x, -x[1000:3000]]))
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
 def test_slices_of_several_arrays(semantics: Any) -> None:
     def body(x: Any) -> Any:
         y = x + 1
