@@ -21,9 +21,8 @@ from pallasite.plugin.layouts import (
     SplatLayout,
     conversion,
     reduction_plan,
-    row_major,
 )
-from pallasite_std.memory.access import AccessPlan, plan_access
+from pallasite_std.memory.access import AccessPlan
 from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer, transfer_passes
 from pallasite_std.memory.relayout import fits_scratch
 
@@ -88,16 +87,8 @@ def _scratch_passes(layout: Layout, bits: int) -> float:
     size = layout.registers * layout.vector_length * bits / 8
     # Lanes that load the same take part in one pass, but each of them gets 16 bytes at most; and
     # narrow vectors of odd shapes take a pass each.
-    least = float(_accesses(layout, bits)) if layout.is_padded else 0.0
+    least = float(layout.registers) if layout.is_padded else 0.0
     return max(size * layout.lane_count / 128, size / 16, least)
-
-
-def _accesses(layout: RegisterLayout, bits: int) -> int:
-    """Of a lane that stores or loads an array in a layout, in row-major memory."""
-    try:
-        return len(plan_access(layout, row_major(layout.shape, bits)).everything)
-    except InvalidValueError:
-        return layout.registers
 
 
 @functools.lru_cache(maxsize=4096)
