@@ -54,7 +54,7 @@ class Operand:
         return self.array.layout.size // self.registers
 
     def bytes(self, held: Held) -> int:
-        """How many the registers take in shared memory, in multiples of 16; 16 if there are none."""
+        """How many the registers take in shared memory, in multiples of 16, or 16 of none."""
         if not self.row:
             return bytes_of(self.array.shape, self.bits)
         return bytes_of((max(1, (held[1] - held[0]) * self.register_elements),), self.bits)
