@@ -142,9 +142,12 @@ def _of_blocks(
         held = 7 * 1024 < width <= 8 * 1024
     chunk = -(-columns // (threads * blocks * vector)) * vector
     of_stage = chunk * threads * together * sum(sizes)
-    free = shared_memory // resident - _RESERVED
-    if wide and shape.unaligned:  # Lanes that load them are not those that use them.
-        free -= chunk * threads * vectors
+    most = shared_memory // resident
+    padded = shape.unaligned or chunk % LANES > 0
+    if padded and (max(sizes) > 2 or (wide and shape.unaligned)):
+        # With padding, lanes that load elements of 32 bits need not be those that use them.
+        most -= 8 * chunk * threads
+    free = most - _RESERVED
     if sums and not widest:  # At most so many bytes; stages and registers are chosen for them.
         vectors = 4 if vectors else 0
     if not held and free - vectors * chunk * threads < least_stages * of_stage:
@@ -155,9 +158,6 @@ def _of_blocks(
     pipeline = Pipeline(
         threads, blocks, shape.columns, stages, resident, chunk, together, held, vector
     )
-    most = shared_memory // resident
-    if wide and shape.unaligned:
-        most -= chunk * threads * vectors
     needs = functools.partial(shared_memory_of, pipeline, sizes=sizes, vectors=vectors, depth=depth)
     while stages >= least_stages and needs(stages, held) > most:
         stages -= 1
