@@ -195,7 +195,7 @@ def forward(
     least = STREAMED_COLUMNS if exchanges > 1 else 3 * STREAMED_COLUMNS
     vectors = range(1 + norm.residual, 1 + norm.residual + norm.weight + norm.bias)
     matrices, reductions = [dtype] * (1 + norm.residual), _reductions(norm)
-    if suits_pipeline(tiling, matrices, several=sum(map(len, reductions)) > 1):
+    if suits_pipeline(tiling, matrices):
         kernel = row_pipeline(
             body, rows, columns, matrices, reductions, out_types, norm.name, blocks,
             shared_memory, vectors, norm.weight_size * len(vectors),

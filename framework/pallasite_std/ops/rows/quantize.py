@@ -103,7 +103,7 @@ def _kernel(
         jax.ShapeDtypeStruct((rows, columns), kind),
         jax.ShapeDtypeStruct((rows,), jnp.float32),
     ]
-    if suits_pipeline(tiling, [dtype], several=False):
+    if suits_pipeline(tiling, [dtype]):
         kernel = row_pipeline(
             body, rows, columns, [dtype], [("max",)], out_types, "quantize", multiprocessors,
             shared_memory,

@@ -91,11 +91,6 @@ def _best(sizes: Sizes) -> tuple[DirectConfig, float] | None:
     return min(timed, key=lambda one: one[1], default=None)
 
 
-def shifts(sizes: Sizes) -> bool:
-    """Whether rows of an operand do not all begin at words."""
-    return any(operand.shifted for operand in _operands_of(_MOST_COLUMNS, False, sizes))
-
-
 def _loadable(sizes: Sizes) -> bool:
     """Whether rows are as long as loads of words want them."""
     row_a = sizes.m if sizes.transpose_a else sizes.k
