@@ -18,6 +18,7 @@ from pallasite.plugin.ir import ops
 from pallasite.plugin.layouts import Layout, RegisterLayout
 from pallasite.plugin.lowering import Allocation, RegisterArray, RuleContext, Value, buffer_bytes
 from pallasite_std.memory.access import plan_access
+from pallasite_std.memory.overwrites import lanes_of, order_store
 from pallasite_std.memory.reference_types import (
     MemoryReference,
     default_layout,
@@ -92,7 +93,7 @@ def write(
 ) -> None:
     """Stores a value so that all lanes of the thread see it afterwards.
 
-    Memory that the kernel never reads needs no barriers.
+    Memory that the kernel never reads needs no barriers but where a store overwrites another one.
     """
     require_scalar(ctx, memory.shape, "writes")
     layout = value.layout
@@ -104,6 +105,8 @@ def write(
     ordered = orders_stores(ctx, memory)
     if ordered:
         ctx.synchronize()
+    else:
+        order_store(ctx, memory, None if exchanged else lanes_of(value, memory))
     if ctx.in_warp or (memory.layout.size == 1 and not exchanged):
         # One lane stores a scalar; the others would store the same.
         with ops.when(ctx.leader):

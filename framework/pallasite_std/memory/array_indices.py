@@ -22,6 +22,7 @@ from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, resolve
 from pallasite_std.math.table import BINARY
 from pallasite_std.memory.accesses import orders_stores
 from pallasite_std.memory.elements import element_indices, once_per_element
+from pallasite_std.memory.overwrites import note_indexed_store
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.references import index_reference
 from pallasite_std.memory.scratch import (
@@ -261,6 +262,8 @@ def write_at(
     with _indexed(ctx, memory, transform) as indexer:
         if ordered:
             ctx.synchronize()
+        elif update is None:
+            note_indexed_store(ctx, memory, transform.indices)
         if value.size == 1:
             with ops.when(ctx.leader):
                 put([ops.i32_constant(0)] * len(value.shape), value.scalar)

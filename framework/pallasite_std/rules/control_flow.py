@@ -21,6 +21,7 @@ from pallasite.plugin.layouts import RegisterLayout, describe
 from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, relayout
 from pallasite_std.carried import CarriedValue
 from pallasite_std.divisors import mark_carried
+from pallasite_std.memory.overwrites import staged_branch
 from pallasite_std.rules.shape import is_anonymous
 
 rules = RuleSet()
@@ -354,10 +355,12 @@ def _cond(
     # The result types are needed before the branches are emitted. Each branch is lowered once, into
     # a region of its own, and the regions' blocks move into the operation afterwards.
     staged = []
-    for branch in branches:
+    scalar = ctx.scalar(index)
+    for number, branch in enumerate(branches):
         holder = scf.ExecuteRegionOp([])
         block = holder.regions[0].blocks.append()
-        with ir.InsertionPoint(block):
+        one_of = staged_branch(ctx, holder.operation, scalar, number, len(branches))
+        with one_of, ir.InsertionPoint(block):
             values = ctx.lower(branch, args)
         staged.append((holder, block, values))
     merged = _common_layouts([values for _, _, values in staged])
@@ -367,7 +370,6 @@ def _cond(
         with ir.InsertionPoint(block):
             flat.append(carry.flatten(values))
     result_types = [register.type for register in flat[0]]
-    scalar = ctx.scalar(index)
     if len(branches) == 2:
         if scalar.type != ops.i1():
             scalar = ops.compare("ne", scalar, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from pallasite_std.memory.access import AccessPlan, plan_access
 from pallasite_std.memory.accesses import orders_stores, require_scalar, write
 from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer
 from pallasite_std.memory.matrix_transfers import LOAD, can_move_matrices
+from pallasite_std.memory.overwrites import LEADER, order_store
 from pallasite_std.memory.padding import fill_padding
 from pallasite_std.memory.pieces import piece_of
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
@@ -265,10 +266,19 @@ def _masked_swap_rule(
     ordered = orders_stores(ctx, memory)
     if ordered:
         ctx.synchronize()
+    else:
+        order_store(ctx, memory, _masked_lanes(ctx, memory, value, mask))
     _masked_store(ctx, remote_pointer(memory), value, mask)
     if ordered:
         ctx.synchronize()
     return old
+
+
+def _masked_lanes(
+    ctx: RuleContext, memory: MemoryReference, value: RegisterArray, mask: RegisterArray
+) -> Hashable:
+    """Which lanes store which elements under a mask."""
+    return LEADER if memory.layout.size == 1 else _layout_for(ctx, memory, value, mask)
 
 
 def _masked_store(
