@@ -54,12 +54,19 @@ def to_llvm(source: str, **options: Any) -> str:
     return text
 
 
+def llvm_to_ptx(text: str, target: Target) -> str:
+    """PTX of LLVM IR text, by the steps that compilation takes."""
+    with ptx.parsed(text) as module:
+        ptx.optimize(module, target)
+        return ptx.emit(module, target)
+
+
 def to_ptx(source: str, target: Target = HOPPER, **options: Any) -> str:
     """PTX of MLIR text for one target; assembled for all of them."""
     text = to_llvm(source, **options)
     for one in TARGETS:
-        assemble(ptx.to_ptx(text, one))
-    return ptx.to_ptx(text, target)
+        assemble(llvm_to_ptx(text, one))
+    return llvm_to_ptx(text, target)
 
 
 def assemble(text: str) -> assembler.Assembly:

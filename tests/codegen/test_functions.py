@@ -7,9 +7,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from codegen_support import HOPPER, assemble, check, kernel, parse, to_llvm, to_ptx
+from codegen_support import HOPPER, assemble, check, kernel, llvm_to_ptx, parse, to_llvm, to_ptx
 
-from pallasite.codegen import ptx
 from pallasite.codegen.llvm_ir import translate
 from pallasite.errors import CompilationError
 
@@ -134,7 +133,7 @@ def test_locations_become_line_directives():
 
 
 def test_assembler_messages_point_at_the_kernel():
-    text = ptx.to_ptx(translate(parse(LOCATED)), HOPPER)
+    text = llvm_to_ptx(translate(parse(LOCATED)), HOPPER)
     assemble(text)
     with pytest.raises(CompilationError, match="ptxas refused kernel 'kernel'") as caught:
         assemble(text.replace("mul.rn.f32", "mul.rn.f31"))

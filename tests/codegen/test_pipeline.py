@@ -13,7 +13,7 @@ import threading
 import warnings
 
 import pytest
-from codegen_support import BLACKWELL, HOPPER, assemble, kernel, parse, to_llvm
+from codegen_support import BLACKWELL, HOPPER, assemble, kernel, llvm_to_ptx, parse, to_llvm
 
 from pallasite import config
 from pallasite.codegen import assembler, ptx, tools
@@ -246,7 +246,7 @@ def test_dump(tmp_path):
 def test_invalid_llvm_shows_the_line():
     text = to_llvm(SOURCE).replace("fadd", "fadx")
     with pytest.raises(CompilationError, match="LLVM refused the code") as caught:
-        ptx.to_ptx(text, HOPPER)
+        llvm_to_ptx(text, HOPPER)
     assert "fadx" in str(caught.value.got)
 
 
@@ -270,14 +270,14 @@ def test_invalid_intrinsic_points_at_the_kernel():
 def test_unknown_targets(name, version, message):
     target = Target(name=name, ptx_version=version, compute_capability=(9, 0))
     with pytest.raises(CompilationError, match=message):
-        ptx.to_ptx(to_llvm(SOURCE), target)
+        llvm_to_ptx(to_llvm(SOURCE), target)
 
 
 def test_targets_with_names_of_their_own():
     target = Target(
         name="sm_90_small", architecture="sm_90", ptx_version=86, compute_capability=(9, 0)
     )
-    assert ".target sm_90\n" in ptx.to_ptx(to_llvm(SOURCE), target)
+    assert ".target sm_90\n" in llvm_to_ptx(to_llvm(SOURCE), target)
 
 
 def _fake_tool(folder: pathlib.Path, name: str) -> pathlib.Path:
@@ -346,7 +346,7 @@ def test_spills_warn():
     )
     stores = "\n".join(f"llvm.store volatile %v{i}, %q{i} : f32, !llvm.ptr<1>" for i in range(80))
     attributes = ", nvvm.maxnreg = 24 : i32"
-    text = ptx.to_ptx(
+    text = llvm_to_ptx(
         to_llvm(kernel(loads + "\n" + stores, "%p: !llvm.ptr<1>", attributes)), HOPPER
     )
     with pytest.warns(assembler.PallasiteSpillWarning, match="kernel 'kernel' spills registers"):
@@ -356,7 +356,7 @@ def test_spills_warn():
 def test_no_warning_without_spills():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assemble(ptx.to_ptx(to_llvm(SOURCE), HOPPER))
+        assemble(llvm_to_ptx(to_llvm(SOURCE), HOPPER))
 
 
 def test_serialization_warning_names_the_line():
