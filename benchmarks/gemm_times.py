@@ -2,14 +2,17 @@
 
 Programs are compiled before, by several processes (``side_by_side.py``); one process at a time
 measures a shape. Calls come in random order, each after a large array was read, so that the L2
-cache has nothing of the operands; times are those of the kernels, by CUPTI. Every result is
-compared with a product in float32 of the same operands before it is timed.
+cache has nothing of the operands; times are those of the kernels, by CUPTI. JAX and PyTorch take
+turns and make equally many calls: a GPU that multiplies for long lowers its clock, to three
+quarters and less for products of milliseconds, and who made few calls would seem to be faster.
+Every result is compared with a product in float32 of the same operands before it is timed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import itertools
 import random
@@ -222,23 +225,21 @@ def ready(case: Case) -> Callable[[], Times]:
                 del programs[name]
         if 0 not in programs:
             raise RuntimeError(f"no times of {case.shape}: {' '.join(failed)}")
-        found, kernels = in_random_order(
-            timer,
-            "jax",
-            lambda: clear(large),
-            {name: lambda run=run: run(a, b) for name, run in programs.items()},
-            m + n + k,
-        )
-        rivals = {name: one for name, one in found.items() if name not in places}
+        ours = {name: lambda run=run: run(a, b) for name, run in programs.items()}
+        contenders = [Contenders("jax", lambda: clear(large), ours)]
+        if operands.torch_is_there():
+            contenders.append(_by_torch(case.dtype, a, b))
+        found, kernels = in_random_order(timer, contenders, m + n + k)
+        rivals = {name: found[name] for name in programs if name not in places}
         fastest = min(rivals, key=lambda name: statistics.median(rivals[name]), default=None)
         names = {"xla": kernels[fastest]} if rivals else {}
-        other, names["torch"] = _by_torch(timer, case.dtype, a, b)
+        names["torch"] = kernels.get("torch", [])
         seconds.append(time.monotonic() - begin)
         return Times(
             case.shape,
             case.dtype,
             rivals[fastest] if rivals else [],
-            other,
+            found.get("torch", []),
             names,
             [found.get(index, []) for index in places],
             failed,
@@ -253,43 +254,64 @@ def read(array: Any) -> Any:
     return array.max()
 
 
+@dataclasses.dataclass
+class Contenders:
+    """Those of one framework.
+
+    Attributes:
+      framework: by its name in ``timing.FRAMEWORKS``.
+      clear: reads an array larger than the L2 cache.
+      calls: what is timed, by name.
+    """
+
+    framework: str
+    clear: Callable[[], Any]
+    calls: dict[Any, Callable[[], Any]]
+
+
 def in_random_order(
-    timer: timing.CuptiTimer,
-    framework: str,
-    clear: Callable[[], Any],
-    calls: dict[Any, Callable[[], Any]],
-    seed: int,
+    timer: timing.CuptiTimer, contenders: Sequence[Contenders], seed: int
 ) -> tuple[dict[Any, list[float]], dict[Any, list[str]]]:
     """Microseconds of the calls of each program, those of a half after those of the other; and the
-    names of its kernels."""
-    waits = timing.FRAMEWORKS[framework]
-    marks, _ = timer.record(waits, lambda: [clear() for _ in range(READS)][-1])
-    mark = marks[-len(marks) // READS :] if len(marks) % READS == 0 else []
-    if not mark:
-        raise timing.MeasurementError(f"{READS} reads of an array had {len(marks)} kernels")
-    times: dict[Any, list[float]] = {name: [] for name in calls}
+    names of its kernels. All frameworks make about as many calls."""
+    times: dict[Any, list[float]] = {name: [] for one in contenders for name in one.calls}
     names: dict[Any, list[str]] = {}
     generator = random.Random(seed)
-
-    def all_of(order: Sequence[Any]) -> Any:
-        for _ in range(WARM_UP):
-            last = clear()
-        for name in order:
-            clear()
-            last = calls[name]()
-        return last
-
+    marks = [_mark(timer, one) for one in contenders]
+    most = max(len(one.calls) for one in contenders) * CALLS
     for _ in range(HALVES):
-        order = list(calls) * CALLS
-        generator.shuffle(order)
-        records, _ = timer.record(waits, lambda order=order: all_of(order))
-        each = split(records, mark)[WARM_UP - 1 :]
-        if len(each) != len(order) + 1:
-            raise timing.MeasurementError(f"{len(each)} calls of {len(order)} were recorded")
-        for name, kernels in zip(order, each[1:], strict=True):
-            times[name].append(round(timing.total(kernels) * 1e3, 3))
-            names[name] = [kernel for kernel, _ in kernels]
+        for one, mark in zip(contenders, marks, strict=True):
+            order = list(one.calls) * -(-most // len(one.calls))
+            generator.shuffle(order)
+            launch = functools.partial(_all_of, one, order)
+            records, _ = timer.record(timing.FRAMEWORKS[one.framework], launch)
+            each = split(records, mark)[WARM_UP - 1 :]
+            if len(each) != len(order) + 1:
+                raise timing.MeasurementError(f"{len(each)} calls of {len(order)} were recorded")
+            for name, kernels in zip(order, each[1:], strict=True):
+                times[name].append(round(timing.total(kernels) * 1e3, 3))
+                names[name] = [kernel for kernel, _ in kernels]
     return times, names
+
+
+def _mark(timer: timing.CuptiTimer, contenders: Contenders) -> timing.Records:
+    """What a read of the large array looks like."""
+    framework = timing.FRAMEWORKS[contenders.framework]
+    records, _ = timer.record(framework, lambda: [contenders.clear() for _ in range(READS)][-1])
+    mark = records[-len(records) // READS :] if len(records) % READS == 0 else []
+    if not mark:
+        raise timing.MeasurementError(f"{READS} reads of an array had {len(records)} kernels")
+    return mark
+
+
+def _all_of(contenders: Contenders, order: Sequence[Any]) -> Any:
+    """Launches the calls of these names; returns the last result."""
+    for _ in range(WARM_UP):
+        last = contenders.clear()
+    for name in order:
+        contenders.clear()
+        last = contenders.calls[name]()
+    return last
 
 
 def split(records: timing.Records, mark: timing.Records) -> list[timing.Records]:
@@ -321,14 +343,10 @@ def _by_xla(dtype: str) -> list[Callable[[Any, Any], Any]]:
     return [lambda a, b: _dot(a, b, dtype, jnp.bfloat16), converted]
 
 
-def _by_torch(
-    timer: timing.CuptiTimer, dtype: str, left: Any, right: Any
-) -> tuple[list[float], list[str]]:
-    """Microseconds of PyTorch's calls and the names of its kernels, if it is installed."""
-    try:
-        import torch
-    except ImportError:
-        return [], []
+def _by_torch(dtype: str, left: Any, right: Any) -> Contenders:
+    """PyTorch's product."""
+    import torch
+
     a, b = operands.to_torch(left, right)
 
     def product() -> Any:
@@ -341,8 +359,7 @@ def _by_torch(
     one = torch.ones((), device="cuda")
     large = torch.zeros(READ_BETWEEN, device="cuda")
     product()
-    found, names = in_random_order(timer, "torch", lambda: read(large), {0: product}, 0)
-    return found[0], names[0]
+    return Contenders("torch", lambda: read(large), {"torch": product})
 
 
 def ways(names: Sequence[str]) -> str:

@@ -181,17 +181,16 @@ def ready(shape: Shape) -> Callable[[], Measured]:
             calls[name] = lambda run=program: run(a, b)
         timer = timing.CuptiTimer(profiler.mosaic_gpu_lib._mosaic_gpu_ext)
         seed = shape.m + shape.n + shape.k
-        found, _ = gemm_times.in_random_order(timer, "jax", lambda: clear(large), calls, seed)
+        ours = gemm_times.Contenders("jax", lambda: clear(large), calls)
         left, right = (torch.from_dlpack(one) for one in (a, b))
         left = left.t() if shape.transpose_a else left
         right = right.t() if shape.transpose_b else right
-        theirs = torch.from_dlpack(large)
-        calls = {"torch": lambda: torch.matmul(left, right)}
-        calls["torch"]()
-        more, _ = gemm_times.in_random_order(
-            timer, "torch", lambda: gemm_times.read(theirs), calls, seed
-        )
-        times = {name: statistics.median(each) for name, each in (found | more).items()}
+        read = torch.from_dlpack(large)
+        product = {"torch": lambda: torch.matmul(left, right)}
+        product["torch"]()
+        theirs = gemm_times.Contenders("torch", lambda: gemm_times.read(read), product)
+        found, _ = gemm_times.in_random_order(timer, [ours, theirs], seed)
+        times = {name: statistics.median(each) for name, each in found.items()}
         return Measured(shape, times, estimates, failed)
 
     return measured

@@ -7,7 +7,7 @@ import gemm_configs
 import gemm_times
 import pytest
 import timing
-from gemm_times import Case, Times
+from gemm_times import Case, Contenders, Times
 
 from pallasite_hopper.ops import MatmulConfig
 
@@ -34,17 +34,39 @@ def test_each_time_belongs_to_its_program():
     timer = Timer()
     clear = timer.call(("reduce", 0.04))
     calls = {1: timer.call(("a", 0.002), ("reduce", 0.001)), 2: timer.call(("b", 0.005))}
-    times, names = gemm_times.in_random_order(timer, "jax", clear, calls, 0)
+    times, names = gemm_times.in_random_order(timer, [Contenders("jax", clear, calls)], 0)
     count = gemm_times.HALVES * gemm_times.CALLS
     assert times == {1: [3.0] * count, 2: [5.0] * count}
     assert names == {1: ["a", "reduce"], 2: ["b"]}
+
+
+def test_frameworks_take_turns_and_make_equally_many_calls():
+    """One with a single program repeats it, so that the GPU works as much for either."""
+    timer = Timer()
+    made: list[str] = []
+
+    def call(name: str) -> Any:
+        return lambda: (made.append(name), timer.log.append((name, 1.0)))
+
+    clear = timer.call(("reduce", 0.04))
+    ours = Contenders("jax", clear, {name: call(name) for name in "abc"})
+    theirs = Contenders("torch", clear, {"torch": call("torch")})
+    times, _ = gemm_times.in_random_order(timer, [ours, theirs], 0)
+    half = 3 * gemm_times.CALLS
+    turns = [
+        {"torch" if name == "torch" else "ours" for name in made[i:][:half]}
+        for i in range(0, len(made), half)
+    ]
+    assert turns == [{"ours"}, {"torch"}] * gemm_times.HALVES
+    assert len(times["torch"]) == 3 * len(times["a"])
 
 
 def test_lost_records_are_an_error():
     """A call that was not recorded cannot be told from others."""
     timer = Timer()
     with pytest.raises(timing.MeasurementError, match="had 0 kernels"):
-        gemm_times.in_random_order(timer, "jax", timer.call(), {1: timer.call(("a", 1.0))}, 0)
+        calls = {1: timer.call(("a", 1.0))}
+        gemm_times.in_random_order(timer, [Contenders("jax", timer.call(), calls)], 0)
 
 
 def test_tuned_times_are_not_those_that_chose():
@@ -58,14 +80,15 @@ def test_tuned_times_are_not_those_that_chose():
 def test_case_on_the_simulator(monkeypatch: pytest.MonkeyPatch, dtype: str):
     """Results are compared; each configuration has its times."""
 
-    def once(timer: Any, framework: str, clear: Any, calls: dict[Any, Any], seed: int) -> Any:
+    def once(timer: Any, contenders: list[Contenders], seed: int) -> Any:
+        calls = {name: call for one in contenders for name, call in one.calls.items()}
         for call in calls.values():
             call()
         return {name: [1.0] * 4 for name in calls}, {name: ["kernel"] for name in calls}
 
     monkeypatch.setattr(gemm_times, "in_random_order", once)
     monkeypatch.setattr(gemm_times, "READ_BETWEEN", 64)
-    monkeypatch.setattr(gemm_times, "_by_torch", lambda *_: ([], []))
+    monkeypatch.setattr(gemm_times.operands, "torch_is_there", lambda: False)
     small = MatmulConfig(tile_m=64, tile_n=64, tile_k=64, warpgroups=1, split="m")
     wrong = MatmulConfig(tile_m=64, tile_n=64, tile_k=8192, warpgroups=1, split="m")
     case = Case((64, 64, 128), dtype, (small, wrong))
