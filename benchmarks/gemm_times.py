@@ -281,8 +281,13 @@ def in_random_order(
     most = max(len(one.calls) for one in contenders) * CALLS
     for _ in range(HALVES):
         for one, mark in zip(contenders, marks, strict=True):
-            order = list(one.calls) * -(-most // len(one.calls))
-            generator.shuffle(order)
+            # Each has a call in each round: clocks sink while a half goes on.
+            rounds = -(-most // len(one.calls))
+            order = [
+                name
+                for _ in range(rounds)
+                for name in generator.sample(list(one.calls), len(one.calls))
+            ]
             launch = functools.partial(_all_of, one, order)
             records, _ = timer.record(timing.FRAMEWORKS[one.framework], launch)
             each = split(records, mark)[WARM_UP - 1 :]

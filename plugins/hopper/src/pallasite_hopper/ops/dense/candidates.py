@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, SHARED_MEMORY, MatmulConfig
@@ -29,8 +29,9 @@ elements read less than those of 64 x 256."""
 
 _ALTERNATE_TILES = ((128, 192), (128, 128), (64, 256))
 """Of two warpgroups that take turns."""
-_ALTERNATE_COLUMNS = (96, 192)
-"""Columns of such tiles of 128 rows of the transposed GEMM, at least and at most."""
+_ALTERNATE_COLUMNS = {128: (96, 192)}
+"""Columns of such tiles of the transposed GEMM, at least and at most, by their rows."""
+_FURTHER_ALTERNATE_COLUMNS = {192: (64, 112), 64: (192, 256)}
 
 LARGEST = 128 * 256
 """Elements of the tiles of the result at most of the transposed GEMM, and if the operands' elements
@@ -48,6 +49,8 @@ _ROWS = (64, 128, 192, 256)
 """That tiles of the transposed GEMM have."""
 _TALL_TILES = ((192, 1, 32, 112, "m"),)
 """The same, of many rows for one warpgroup."""
+_WIDE_TILE_ROWS, _WIDE_COLUMNS = 128, (264, 304)
+"""Rows of tiles of the transposed GEMM whose columns take two instructions, and columns."""
 _LEAST_COLUMNS, _MOST_COLUMNS = 24, 256
 """Of a tile of the transposed GEMM where several are needed."""
 _SHARED_COLUMNS = 64
@@ -69,7 +72,7 @@ def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
     for tile, across in _tiles(sizes, _SWAPPED_TILES):
         yield from _divided(tile, *across, sizes)
         yield from _shared(tile, *across, sizes)
-    for tile, across in _alternate_tiles(sizes):
+    for tile, across in _alternate_tiles(sizes, _ALTERNATE_COLUMNS):
         yield from _alternate(tile, *across, sizes)
 
 
@@ -83,6 +86,12 @@ def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
             config = None if config is None else _with_stages(config, 2, n, sizes)
             if config is not None:
                 yield config
+    for tile, across in _wide_tiles(sizes) if sizes.size == 2 else ():
+        for config in _divided(tile, *across, sizes):
+            yield from (config, *_with_narrow_epilogue(config, sizes))
+    for tile, across in _alternate_tiles(sizes, _FURTHER_ALTERNATE_COLUMNS):
+        for config in _alternate(tile, *across, sizes) if tile.swap else ():
+            yield from (config, *_with_narrow_epilogue(config, sizes))
 
 
 def _tiles(
@@ -129,7 +138,25 @@ def _tiles(
             yield tile, (n, m)
 
 
-def _alternate_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
+def _wide_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
+    """The same of the transposed GEMM, with more columns than an instruction has."""
+    m, n = sizes.m, sizes.n
+    least, most = _WIDE_COLUMNS
+    across = -(-n // _WIDE_TILE_ROWS)
+    filling = [rounds * H200.multiprocessors // across for rounds in (1, 2)]
+    for tiles in sorted({*range(-(-m // most), -(-m // least) + 1), *filling} - {0}):
+        columns = -(-m // (16 * tiles)) * 16
+        if least <= columns <= most:
+            group = _group(_WIDE_TILE_ROWS, sizes.k * sizes.size) if tiles > _FEW_TILES else 1
+            tile = MatmulConfig(
+                swap=True, tile_n=columns, tile_k=64, stages=2, group=group, epilogue_n=8
+            )
+            yield tile, (n, m)
+
+
+def _alternate_tiles(
+    sizes: Sizes, by_rows: Mapping[int, tuple[int, int]]
+) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
     """The same of two warpgroups that take turns."""
     m, n, row = sizes.m, sizes.n, sizes.k * sizes.size
     usual = MatmulConfig(
@@ -139,9 +166,11 @@ def _alternate_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, in
         group = _group(tile_m, row)
         yield dataclasses.replace(usual, tile_m=tile_m, tile_n=tile_n, group=group), (m, n)
     for columns, rows in _swapped_columns(sizes):
-        if 128 in rows and _ALTERNATE_COLUMNS[0] <= columns <= _ALTERNATE_COLUMNS[1]:
-            group = _group(128, row) if -(-m // columns) > _FEW_TILES else 1
-            yield dataclasses.replace(usual, swap=True, tile_n=columns, group=group), (n, m)
+        for tile_m, (least, most) in by_rows.items():
+            if tile_m in rows and least <= columns <= most:
+                group = _group(tile_m, row) if -(-m // columns) > _FEW_TILES else 1
+                tile = dataclasses.replace(usual, swap=True, tile_m=tile_m, tile_n=columns)
+                yield dataclasses.replace(tile, group=group), (n, m)
 
 
 def _group(tile_m: int, row: int) -> int:
@@ -282,6 +311,17 @@ def _with_stages(
         if stages < config.stages:
             config = dataclasses.replace(config, stages=stages)
     return config if config.stages >= 2 else None
+
+
+def _with_narrow_epilogue(config: MatmulConfig, sizes: Sizes) -> Iterator[MatmulConfig]:
+    """The same with columns of the epilogue that leave room for a further stage, if they do."""
+    for epilogue in (32, 16):
+        if config.parts == config.split_k == 1 and epilogue < config.epilogue_n:
+            narrow = dataclasses.replace(config, epilogue_n=epilogue)
+            narrow = with_most_stages(narrow, sizes.size, sizes.out_size)
+            if narrow.stages > config.stages:
+                yield narrow
+                return
 
 
 def with_most_stages(
