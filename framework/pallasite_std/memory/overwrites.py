@@ -369,21 +369,23 @@ def _is_ordered(old: _Store, new: _Store) -> bool:
 def _needs_barrier(staged: Sequence[_Branch], old: _Store, new: _Store) -> bool:
     if old.memory.buffer != new.memory.buffer or not _overlaps(old, new):
         return False
-    if old.lanes is not None and old.lanes == new.lanes and _is_same(old.memory, new.memory):
+    if _is_repeated(old, new):
         return False
     return _precedes(staged, old.anchor, new.anchor) and not _is_ordered(old, new)
 
 
 def _replaces(new: _Store, old: _Store) -> bool:
     """Whether what has to come after the earlier store has to come after the later one, too."""
+    return old.anchor.block == new.anchor.block and _is_repeated(old, new)
+
+
+def _is_repeated(old: _Store, new: _Store) -> bool:
+    """Whether each lane stores the very elements, in the later store, that it did in the earlier
+    one: of references that view the same in the same order."""
+    left, right = old.memory, new.memory
     same_lanes = old.lanes is not None and old.lanes == new.lanes
-    same_place = old.anchor.block == new.anchor.block
-    return same_lanes and same_place and _is_same(old.memory, new.memory)
-
-
-def _is_same(left: MemoryReference, right: MemoryReference) -> bool:
-    """Whether two references view the same elements in the same order."""
-    return left.layout == right.layout and _Sum.of(left).behind(_Sum.of(right)) == 0
+    same_layout = same_lanes and left.layout == right.layout
+    return same_layout and _Sum.of(left).behind(_Sum.of(right)) == 0
 
 
 def _overlaps(old: _Store, new: _Store) -> bool:

@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_std.ops.rows.grouped import grouped_kernel
+from pallasite_std.ops.rows.grouped import FlattenedChunk, flattened_kernel, grouped_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows
 from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_of
 
@@ -61,7 +61,7 @@ class FlatRows(Rows):
         return tuple(jnp.where(later, two, one) for one, two in zip(values, others, strict=True))
 
 
-class FlatChunk(Chunk):
+class FlatChunk(FlattenedChunk):
     """Consecutive elements of a flattened matrix.
 
     Attributes:
@@ -69,18 +69,10 @@ class FlatChunk(Chunk):
     """
 
     def __init__(self, rows: FlatRows, first: Any, width: int, *, several: bool) -> None:
-        super().__init__(rows, first, width, kept=True)
+        super().__init__(rows, first, width)
         end = (rows.first + 1) * rows.tiling.columns
         self._places = lax.broadcasted_iota(jnp.int32, (width,), 0) + (first - end)
         self.later = self._places >= 0 if several else None
-
-    def load_again(self, ref: Any) -> Any:
-        """See the base class; of a flattened matrix."""
-        return ref[pl.ds(self.first, self.width)].astype(jnp.float32)
-
-    def store(self, ref: Any, value: Any) -> None:
-        """See the base class; to a flattened matrix."""
-        ref[pl.ds(self.first, self.width)] = value.astype(ref.dtype)
 
     def columns(self) -> Any:
         """See the base class."""
@@ -135,23 +127,8 @@ def _flat_kernel(
         # The last elements, fewer than there are columns, are of the last row.
         pl.when(number == full)(lambda: part(first, rest, several=False))
 
-    kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
-        body,
-        out_type=tuple(jax.ShapeDtypeStruct((size,), one.dtype) for one in out_types),
-        grid=(-(-size // width),),
-        grid_names=("tile",),
-        kernel_name=name,
-        compiler_params=dataclasses.replace(
-            params or plgpu.CompilerParams(), min_blocks=_RESIDENT_BLOCKS
-        ),
-    )
-
-    def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        flat = [one.reshape(-1) for one in operands[:matrices]]
-        results = kernel(*flat, *operands[matrices:])
-        return tuple(one.reshape(rows, columns) for one in results)
-
-    return call
+    params = dataclasses.replace(params or plgpu.CompilerParams(), min_blocks=_RESIDENT_BLOCKS)
+    return flattened_kernel(body, rows, columns, width, out_types, name, params, matrices)
 
 
 def elementwise_kernel(

@@ -48,19 +48,16 @@ class GroupRows(Rows):
         )
 
 
-class GroupChunk(Chunk):
-    """Consecutive elements of a flattened matrix, in groups.
+class FlattenedChunk(Chunk):
+    """Consecutive elements of a flattened matrix.
 
     Attributes:
-      later: which elements are of a group's second row: (groups, size).
+      first: the first element.
+      width: elements.
     """
 
-    def __init__(self, rows: GroupRows, first: Any, width: int) -> None:
+    def __init__(self, rows: Rows, first: Any, width: int) -> None:
         super().__init__(rows, first, width, kept=True)
-        columns = rows.tiling.columns
-        within = lax.broadcasted_iota(jnp.int32, rows.groups.shape, 1)
-        self._columns = rows.groups - rows.row * columns + within
-        self.later = self._columns >= columns
 
     def load_again(self, ref: Any) -> Any:
         """See the base class; of a flattened matrix."""
@@ -69,6 +66,51 @@ class GroupChunk(Chunk):
     def store(self, ref: Any, value: Any) -> None:
         """See the base class; to a flattened matrix."""
         ref[pl.ds(self.first, self.width)] = value.astype(ref.dtype)
+
+
+def flattened_kernel(
+    body: Callable[..., None],
+    rows: int,
+    columns: int,
+    width: int,
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    params: Any,
+    matrices: int,
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """A kernel with a block for each ``width`` elements of flattened matrices, whose operands and
+    results are the matrices; for the other arguments see :func:`.elementwise_kernel`."""
+    size = rows * columns
+    kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
+        body,
+        out_type=tuple(jax.ShapeDtypeStruct((size,), one.dtype) for one in out_types),
+        grid=(-(-size // width),),
+        grid_names=("tile",),
+        kernel_name=name,
+        compiler_params=params,
+    )
+
+    def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        flat = [one.reshape(-1) for one in operands[:matrices]]
+        results = kernel(*flat, *operands[matrices:])
+        return tuple(one.reshape(rows, columns) for one in results)
+
+    return call
+
+
+class GroupChunk(FlattenedChunk):
+    """Consecutive elements of a flattened matrix, in groups.
+
+    Attributes:
+      later: which elements are of a group's second row: (groups, size).
+    """
+
+    def __init__(self, rows: GroupRows, first: Any, width: int) -> None:
+        super().__init__(rows, first, width)
+        columns = rows.tiling.columns
+        within = lax.broadcasted_iota(jnp.int32, rows.groups.shape, 1)
+        self._columns = rows.groups - rows.row * columns + within
+        self.later = self._columns >= columns
 
     def columns(self) -> Any:
         """See the base class."""
@@ -119,18 +161,4 @@ def grouped_kernel(
 
         pl.when(number == full)(last)
 
-    kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
-        body,
-        out_type=tuple(jax.ShapeDtypeStruct((size,), one.dtype) for one in out_types),
-        grid=(-(-size // width),),
-        grid_names=("tile",),
-        kernel_name=name,
-        compiler_params=params,
-    )
-
-    def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        flat = [one.reshape(-1) for one in operands[:matrices]]
-        results = kernel(*flat, *operands[matrices:])
-        return tuple(one.reshape(rows, columns) for one in results)
-
-    return call
+    return flattened_kernel(body, rows, columns, width, out_types, name, params, matrices)
