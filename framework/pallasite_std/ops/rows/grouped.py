@@ -150,7 +150,8 @@ def grouped_kernel(
         if not rest:
             whole()
             return
-        pl.when(number < full)(whole)
+        if full:
+            pl.when(number < full)(whole)
 
         def last() -> None:
             left = rest % group
