@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallasite.plugin import InvalidTypeError, InvalidValueError, PallasiteError
+from pallasite.plugin import InvalidTypeError, InvalidValueError, PallasiteError, plugins
+from pallasite_std.ops.dependences import mixing
 
 _SHAPE = (5, 7)
-"""That functions are traced with; hardly one has constants of it."""
-
-_MIXING = frozenset(
-    (
-        *("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or"),
-        *("argmax", "argmin", "sort", "top_k", "rev", "dot_general"),
-        *("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "reduce_window", "fft"),
-        *("slice", "dynamic_slice", "dynamic_update_slice", "gather", "pad"),
-        *("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max", "scatter_sub"),
-    )
-)
-"""Primitives that make an element of several, or of another one."""
-
-_NUMBERING = frozenset(("iota", "random_bits"))
-"""Primitives that make elements of where they are."""
+"""That functions are traced with."""
 
 _checked: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -79,37 +65,11 @@ def _check(activation: Any) -> None:
             got=f"{', '.join(map(str, shapes)) or 'nothing'} of {_SHAPE}",
             expected="a function of each element",
         )
-    name = _mixing(traced.jaxpr)
-    if name is not None:
+    found = mixing(traced, plugins.registry().jaxprs)
+    if found is not None:
         raise InvalidValueError(
             "activation does not work element by element: kernels apply it to tiles of the result",
-            got=f"{name} of the whole array",
+            got=found,
             expected="a function of each element",
             hint="apply it to the result, after the product",
         )
-
-
-def _mixing(jaxpr: Any) -> str | None:
-    """The first primitive that makes elements of others, or of where they are; None if there is
-    none."""
-    for equation in jaxpr.eqns:
-        name = str(equation.primitive.name)
-        sizes = [math.prod(getattr(var.aval, "shape", ())) for var in equation.invars]
-        whole = math.prod(_SHAPE) in sizes  # Reshaped, too.
-        extents = {n for var in equation.outvars for n in getattr(var.aval, "shape", ())}
-        if (whole and name in _MIXING) or (name in _NUMBERING and extents & set(_SHAPE)):
-            return name
-        for inner in _jaxprs(equation.params):
-            found = _mixing(inner)
-            if found is not None:
-                return found
-    return None
-
-
-def _jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
-    """The jaxprs among the parameters of an equation."""
-    for value in params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            jaxpr = getattr(one, "jaxpr", one)
-            if hasattr(jaxpr, "eqns"):
-                yield jaxpr
