@@ -10,7 +10,7 @@ from ops_support import TARGETS, error, exact, on, random
 
 import pallasite.ops
 import pallasite_std.ops
-from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite_std.ops import AttentionConfig, attention_configs
 
 pytestmark = pytest.mark.runs_kernels
@@ -161,6 +161,27 @@ def test_errors():
     q, k, v = operands(4, 4, 3, 2, 16)
     with on("sm_90a"), pytest.raises(InvalidValueError, match="cannot be divided"):
         pallasite.ops.attention(q, k, v)
+    with on("sm_90a"):
+        float32_too = "float8_e4m3fn, or float32 with pallasite.ops.attention\n  try: convert q"
+        with pytest.raises(InvalidTypeError, match=float32_too):
+            pallasite.ops.attention(*(one.astype(jnp.int32) for one in (q, k, v)))
+        narrow = [one.astype(jnp.float8_e4m3fn) for one in (q, q, q)]
+        for options, said in (
+            (
+                {"dropout_rate": 0.1, "dropout_seed": 1},
+                "dropout_rate\n  got: 0.1, and q of float8_e",
+            ),
+            (
+                {"block_mask": jnp.ones((1, 1, 1, 1), bool), "mask_block": (32, 64)},
+                r"block_mask of blocks .* of 128\n  got: \(32, 64\), and q of float8_e4m3fn",
+            ),
+        ):
+            with pytest.raises(UnsupportedError, match=f"8-bit floats has no {said}") as caught:
+                pallasite.ops.attention(*narrow, **options)
+            assert "expected: q, k and v of bfloat16, float16 or float32, or no" in str(
+                caught.value
+            )
+            assert "try: convert q, k and v" in str(caught.value)
     big = operands(4, 4, 1, 1, 264)
     for target in ("sm_90a", "sm_100a"):
         with on(target), pytest.raises(InvalidValueError, match="heads of this size"):

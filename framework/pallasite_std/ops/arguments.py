@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -96,6 +96,14 @@ def float_dtype(dtype: Any, accepted: tuple[np.dtype[Any], ...]) -> np.dtype[Any
             expected=", ".join(str(one) for one in accepted),
         )
     return result
+
+
+def accepted_dtypes(dtypes: Iterable[Any], operation: str) -> str:
+    """Floating-point dtypes that an implementation takes, for messages; an implementation for some
+    targets only may leave float32 to the portable one of ``pallasite.ops``."""
+    names = [str(np.dtype(one)) for one in dtypes]
+    others = "" if "float32" in names else f", or float32 with pallasite.ops.{operation}"
+    return " or ".join(names) + others
 
 
 def check_extents_along_k(

@@ -12,6 +12,7 @@ import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import (
+    accepted_dtypes,
     check_config,
     positive,
     whole_numbers,
@@ -259,12 +260,13 @@ def _check_operands(
             got=getattr(q, "shape", type(q).__name__),
             expected="(batch, q_heads, head_dim) or (batch, tokens, q_heads, head_dim)",
         )
-    dtypes = tuple(np.dtype(one) for one in accepted.dtypes)
-    if q.dtype not in dtypes:
+    if q.dtype not in tuple(np.dtype(one) for one in accepted.dtypes):
+        operation = "decode_attention" if names[0] == "k" else "paged_attention"
         raise InvalidTypeError(
             "attention of this dtype of q",
             got=q.dtype,
-            expected=" or ".join(str(one) for one in dtypes),
+            expected=accepted_dtypes(accepted.dtypes, operation),
+            hint="convert q to one of these, and the cache to that or to one of 8 bits",
         )
     if k.dtype != v.dtype or k.dtype not in (q.dtype, jnp.float8_e4m3fn, jnp.int8):
         raise InvalidTypeError(

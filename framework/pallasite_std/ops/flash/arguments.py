@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import check_config, positive, whole_numbers
+from pallasite_std.ops.arguments import accepted_dtypes, check_config, positive, whole_numbers
 from pallasite_std.ops.padding import padded
 
 MASK_STEP = 32
@@ -205,7 +205,8 @@ def _check_arrays(q: Any, k: Any, v: Any, dtypes: tuple[np.dtype[Any], ...]) -> 
             raise InvalidTypeError(
                 f"attention of this dtype of {what}",
                 got=array.dtype,
-                expected=" or ".join(str(one) for one in dtypes),
+                expected=accepted_dtypes(dtypes, "attention"),
+                hint="convert q, k and v to one of these",
             )
     if k.shape[:3] != v.shape[:3]:
         raise InvalidValueError(

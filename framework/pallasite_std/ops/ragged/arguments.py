@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import check_config, check_extents_along_k, float_dtype
+from pallasite_std.ops.arguments import (
+    accepted_dtypes,
+    check_config,
+    check_extents_along_k,
+    float_dtype,
+)
 
 HALF = (jnp.bfloat16, jnp.float16)
 
@@ -34,7 +39,8 @@ def ragged_call(
     Raises:
       InvalidTypeError, InvalidValueError: shapes, dtypes or a configuration that do not fit.
     """
-    out_dtype = _operands(a, b, (2, 3), out_dtype, config, config_type, dtypes)
+    name = "ragged_matmul"
+    out_dtype = _operands(name, a, b, (2, 3), out_dtype, config, config_type, dtypes)
     sizes = _sizes(group_sizes, b.shape[0])
     depth = b.shape[2] if transpose_b else b.shape[1]
     check_extents_along_k(a, b, a.shape[1], depth, transpose_b=transpose_b)
@@ -52,7 +58,8 @@ def transposed_ragged_call(
     dtypes: tuple[Any, ...] = HALF,
 ) -> tuple[jax.Array, np.dtype[Any]]:
     """The same of ``transposed_ragged_matmul``."""
-    out_dtype = _operands(a, b, (2, 2), out_dtype, config, config_type, dtypes)
+    name = "transposed_ragged_matmul"
+    out_dtype = _operands(name, a, b, (2, 2), out_dtype, config, config_type, dtypes)
     sizes = _sizes(group_sizes, None)
     if a.shape[0] != b.shape[0]:
         raise InvalidValueError(
@@ -63,6 +70,7 @@ def transposed_ragged_call(
 
 
 def _operands(
+    name: str,
     a: Any,
     b: Any,
     ranks: tuple[int, int],
@@ -74,7 +82,7 @@ def _operands(
     check_config(config, config_type)
     accepted = tuple(np.dtype(one) for one in dtypes)
     for array, what, rank in ((a, "a", ranks[0]), (b, "b", ranks[1])):
-        _check(array, what, rank, accepted)
+        _check(name, array, what, rank, accepted)
     results = tuple(dict.fromkeys((*accepted, np.dtype(np.float32))))
     result = float_dtype(a.dtype if out_dtype is None else out_dtype, results)
     if a.dtype != b.dtype:
@@ -82,7 +90,9 @@ def _operands(
     return result
 
 
-def _check(array: Any, what: str, rank: int, accepted: tuple[np.dtype[Any], ...]) -> None:
+def _check(
+    name: str, array: Any, what: str, rank: int, accepted: tuple[np.dtype[Any], ...]
+) -> None:
     if not hasattr(array, "shape") or len(array.shape) != rank:
         raise InvalidTypeError(
             f"{what} does not have {rank} dimensions", got=getattr(array, "shape", array)
@@ -91,7 +101,7 @@ def _check(array: Any, what: str, rank: int, accepted: tuple[np.dtype[Any], ...]
         raise InvalidTypeError(
             f"{what} has a dtype that this product does not take",
             got=array.dtype,
-            expected=" or ".join(str(dtype) for dtype in accepted),
+            expected=accepted_dtypes(accepted, name),
         )
 
 

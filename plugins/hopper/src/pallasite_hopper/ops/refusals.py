@@ -52,10 +52,13 @@ def ragged_matmul(*args: Any, **kwargs: Any) -> str | None:
 
 
 def attention(*args: Any, **kwargs: Any) -> str | None:
-    """Float32, what else the portable kernel has, and its configurations."""
+    """Float32, what else the portable kernel has, which takes no floats of 8 bits, and its
+    configurations."""
     shape, dtype = _operand(args, kwargs, 0, "q")
     if len(shape) == 4 and dtype == jnp.float32:
         return "products of float32"
+    if dtype == jnp.float8_e4m3fn:
+        return _config(kwargs)
     options = {name: given for name, given in kwargs.items() if name in OPTIONS}
     return portable_option(AttentionOptions(**options)) or _config(kwargs)
 

@@ -378,6 +378,15 @@ def _kernel(problem: Problem, config: AttentionConfig, multiprocessors: int) -> 
 def _checked(q: Any, k: Any, v: Any, options: AttentionOptions) -> tuple[AttentionCall, Extras]:
     option = portable_option(options)
     if option is not None:
+        if getattr(q, "dtype", None) == jnp.float8_e4m3fn:
+            name = option.partition(" ")[0]
+            given = getattr(options, "mask_block" if name == "block_mask" else name)
+            raise UnsupportedError(
+                f"attention of 8-bit floats has no {option}",
+                got=f"{given!r}, and q of {q.dtype}",
+                expected=f"q, k and v of bfloat16, float16 or float32, or no {name}",
+                hint="convert q, k and v, as by q.astype(jnp.bfloat16)",
+            )
         raise UnsupportedError(
             f"these kernels have no {option}",
             hint="pallasite.ops.attention has, for this target too",
