@@ -41,6 +41,7 @@ from pallasite_std.ops.rows import (
     quantize,
     rotary,
     segments,
+    tiling,
     top_k,
 )
 
@@ -65,7 +66,7 @@ def _always(*arguments: Any, **options: Any) -> bool:
     return True
 
 
-def _none(*arguments: Any) -> None:
+def _none(*arguments: Any, **options: Any) -> None:
     return None
 
 
@@ -78,11 +79,22 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (norm_kernels, "suits_pipeline", _never),
         (quantize, "suits_pipeline", _never),
     ),
+    "tiles through shared memory": (
+        (norm_kernels, "suits_tiles", _always),
+        (quantize, "suits_tiles", _always),
+    ),
+    "lower tiles": ((norm_kernels, "FORWARD", tiling.Registers(area=2048)),),
+    "higher tiles": ((norm_kernels, "FORWARD", tiling.Registers(area=8192)),),
+    "rows by eight": ((tiling, "MOST_OF_FOUR", 22 * 1024),),
+    "angles after loads": ((rotary, "EARLY", True),),
+    "heads first": ((rotary, "HEADS_FIRST", True),),
+    "heads first, angles after loads": ((rotary, "HEADS_FIRST", True), (rotary, "EARLY", True)),
     "forward pipelined": (
         (norm_kernels, "suits_pipeline", _always),
         (quantize, "suits_pipeline", _always),
     ),
     "gradients not pipelined": ((norm_kernels, "gradient_pipeline", _none),),
+    "gradients of narrow rows pipelined": ((pipelines, "_LEAST", 1024),),
     "clusters of two at most": ((pipelines, "CLUSTERS", (1, 2)),),
     "as many clusters as fit": ((pipelined, "FITTING_CLUSTERS", 0.92),),
     "tiles of rows": ((elementwise, "LEAST_GROUPED", 1 << 30),),

@@ -243,8 +243,11 @@ def _from_float8(
     saturate: bool,
     hardware: Hardware,
 ) -> ir.Value:
-    format = _FLOAT8[source]
-    if hardware.float8_pairs and length(value) % 2 == 0:
+    format, count = _FLOAT8[source], length(value)
+    if hardware.float8_pairs and count % 2:
+        both = convert(_even(value), source, target, saturate=saturate, hardware=hardware)
+        return ops.slice_vector(both, 0, count)
+    if hardware.float8_pairs:
         half = hardware.float8_to_half(value, format.instruction)
         between = np.dtype(np.float16)
         return convert(half.value, between, target, saturate=saturate, hardware=hardware)
@@ -267,10 +270,12 @@ def _to_float8(
     saturate: bool,
     hardware: Hardware,
 ) -> ir.Value:
-    format = _FLOAT8[target]
+    format, count = _FLOAT8[target], length(value)
+    if hardware.float8_pairs:
+        number = _single(Real(_even(value)))
+        both = _to_float8_pairs(number, format, saturate, hardware)
+        return ops.slice_vector(both, 0, count)
     number = _single(Real(value))
-    if hardware.float8_pairs and length(value) % 2 == 0:
-        return _to_float8_pairs(number, format, saturate, hardware)
     bits = number.bits()
     size_bits = bits & 0x7FFFFFFF
     size = size_bits.real()
@@ -291,6 +296,14 @@ def _to_float8(
     result = size.is_nan().choose(result.constant(format.nan), result)
     result = result | ((bits.shift_logical(24)) & 0x80)
     return result.truncate(8).value
+
+
+def _even(value: ir.Value) -> ir.Value:
+    """An even number of elements: the last one once more, if need be."""
+    count = length(value)
+    if count % 2 == 0:
+        return value
+    return ops.concatenate([value, ops.slice_vector(value, count - 1, 1)])
 
 
 def _to_float8_pairs(number: Real, format: Float8, saturate: bool, hardware: Hardware) -> ir.Value:

@@ -27,6 +27,7 @@ from pallasite_std.ops.rows.kernel import (
 from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
 from pallasite_std.ops.rows.pipelines import gradient_pipeline, row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
+from pallasite_std.ops.rows.tiles import suits_tiles, tiled
 from pallasite_std.ops.rows.tiling import (
     LANES,
     MOST_WARPGROUPS,
@@ -195,6 +196,12 @@ def forward(
     least = STREAMED_COLUMNS if exchanges > 1 else 3 * STREAMED_COLUMNS
     vectors = range(1 + norm.residual, 1 + norm.residual + norm.weight + norm.bias)
     matrices, reductions = [dtype] * (1 + norm.residual), _reductions(norm)
+    if suits_tiles(columns):
+        kernel = tiled(
+            body, rows, columns, matrices, out_types, norm.name, blocks, shared_memory, vectors
+        )
+        if kernel is not None:
+            return kernel
     if suits_pipeline(tiling, matrices):
         kernel = row_pipeline(
             body, rows, columns, matrices, reductions, out_types, norm.name, blocks,

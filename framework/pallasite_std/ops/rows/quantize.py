@@ -27,6 +27,7 @@ from pallasite_std.ops.rows.kernel import Chunk, Rows, Work, alone, row_kernel
 from pallasite_std.ops.rows.pipelines import row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.segments import in_segments, segment_kernel
+from pallasite_std.ops.rows.tiles import suits_tiles, tiled
 from pallasite_std.ops.rows.tiling import Registers, row_tiling, size_of
 
 
@@ -103,6 +104,12 @@ def _kernel(
         jax.ShapeDtypeStruct((rows, columns), kind),
         jax.ShapeDtypeStruct((rows,), jnp.float32),
     ]
+    if suits_tiles(columns):
+        kernel = tiled(
+            body, rows, columns, [dtype], out_types, "quantize", multiprocessors, shared_memory
+        )
+        if kernel is not None:
+            return kernel
     if suits_pipeline(tiling, [dtype]):
         kernel = row_pipeline(
             body, rows, columns, [dtype], [("max",)], out_types, "quantize", multiprocessors,

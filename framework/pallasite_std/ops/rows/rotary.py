@@ -20,6 +20,12 @@ from pallasite_std.ops.rows.arguments import as_array, float_array, integer
 from pallasite_std.ops.rows.elementwise import ELEMENTS
 from pallasite_std.ops.rows.tiling import LANES
 
+EARLY = False
+"""Whether elements are fetched before angles are computed."""
+
+HEADS_FIRST = False
+"""Whether blocks with heads of the same tokens follow one another."""
+
 
 @in_32_bits
 def rotary_embedding(
@@ -161,10 +167,18 @@ def _kernel(
     """
     pairs, interleaved = len(rotation.frequencies), rotation.interleaved
     together, height = _together(heads, head_dim), _height((tokens, heads, head_dim))
-    full, left = tokens // height, tokens % height
+    full, left, groups = tokens // height, tokens % height, heads // together
+    tiles = -(-tokens // height)
+
+    def place_of_block() -> tuple[Any, Any]:
+        """The tile of tokens, and the group of heads."""
+        if not HEADS_FIRST:
+            return lax.axis_index("tokens"), lax.axis_index("heads")
+        number = lax.axis_index("tile")
+        return (lax.div(number, groups), lax.rem(number, groups)) if groups > 1 else (number, 0)
 
     def body(*refs: Any, table: Any) -> None:
-        tile = lax.axis_index("tokens")
+        tile, _ = place_of_block()
         if left:
             pl.when(tile < full)(lambda: rotate(height, table, *refs))
             pl.when(tile == full)(lambda: rotate(left, table, *refs))
@@ -172,10 +186,19 @@ def _kernel(
             rotate(height, table, *refs)
 
     def rotate(count: int, table: Any, x: Any, of_tokens: Any, frequencies: Any, out: Any) -> None:
-        first = lax.axis_index("tokens") * height
+        tile, group = place_of_block()
+        first = tile * height
         place = pl.ds(first, count)
-        some = pl.ds(lax.axis_index("heads") * together, together)
+        some = pl.ds(group * together, together)
         shape = (count, together, pairs)
+        halves = pl.ds(0, pairs), pl.ds(pairs, pairs)
+
+        def fetched() -> list[Any]:
+            if interleaved:
+                return [x[place, some, pl.ds(0, 2 * pairs)]]
+            return [x[place, some, half] for half in halves]
+
+        parts = fetched() if EARLY else []
         start = first if positions == tokens else lax.rem(first, positions)
         given = of_tokens[pl.ds(start, count)].astype(jnp.float32)
         angles = lax.broadcast_in_dim(given, (count, pairs), (0,)) * lax.broadcast_in_dim(
@@ -189,15 +212,14 @@ def _kernel(
             first, second = first.astype(jnp.float32), second.astype(jnp.float32)
             return first * cosine - second * sine, second * cosine + first * sine
 
+        parts = parts or fetched()
         if interleaved:
-            both = x[place, some, pl.ds(0, 2 * pairs)].reshape(*shape, 2)
+            both = parts[0].reshape(*shape, 2)
             values = turn(both[..., 0], both[..., 1])
             turned = jnp.stack(values, axis=3).reshape(count, together, 2 * pairs)
             out[place, some, pl.ds(0, 2 * pairs)] = turned.astype(dtype)
         else:
-            halves = pl.ds(0, pairs), pl.ds(pairs, pairs)
-            values = turn(*(x[place, some, half] for half in halves))
-            for half, value in zip(halves, values, strict=True):
+            for half, value in zip(halves, turn(*parts), strict=True):
                 out[place, some, half] = value.astype(dtype)
         if 2 * pairs < head_dim:
             rest = pl.ds(2 * pairs, head_dim - 2 * pairs)
@@ -206,8 +228,8 @@ def _kernel(
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
-        grid=(heads // together, -(-tokens // height)),
-        grid_names=("heads", "tokens"),
+        grid=(tiles * groups,) if HEADS_FIRST else (groups, tiles),
+        grid_names=("tile",) if HEADS_FIRST else ("heads", "tokens"),
         scratch_types={"table": plgpu.SMEM((2, height, pairs), jnp.float32)},
         kernel_name="rotary_embedding",
     )

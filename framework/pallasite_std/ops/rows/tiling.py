@@ -13,6 +13,11 @@ BUSY_ROWS = 512
 """So many rows keep the multiprocessors of a chip busy with one warpgroup for each."""
 
 
+MOST_OF_FOUR = 65536
+"""Longer rows, which registers do not hold, are of eight warpgroups rather than four: what blocks
+read again should still be in the L2 cache."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RowTiling:
     """The part of a matrix that a block, and a warpgroup of it, works on.
@@ -92,7 +97,7 @@ def row_tiling(rows: int, columns: int, itemsize: int, registers: Registers) -> 
         return RowTiling(1, threads, columns // threads, columns)
     if columns <= registers.limit(1):
         return RowTiling(1, 1, columns, columns)
-    threads = 4 if columns <= 65536 and rows >= BUSY_ROWS else MOST_WARPGROUPS
+    threads = 4 if columns <= MOST_OF_FOUR and rows >= BUSY_ROWS else MOST_WARPGROUPS
     return RowTiling(1, min(threads, columns // (16 * LANES)), 16 * LANES, columns)
 
 

@@ -1,0 +1,104 @@
+"""Norms and quotients of rows that begin within vectors, by tiles, against formulas in float64."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasite
+from pallasite import ops
+from pallasite_std.ops.rows import norm_kernels, norms, quantize, tiles
+
+pytestmark = pytest.mark.runs_kernels
+
+MACHINE = 1, 227 * 1024
+BF16, F32 = np.dtype(jnp.bfloat16), np.dtype(np.float32)
+
+
+@pytest.fixture
+def by_tiles(monkeypatch):
+    """Tiles wherever they are possible; returns what was chosen."""
+    found = []
+
+    real = tiles.row_tile
+
+    def recorded(*arguments):
+        found.append(real(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(tiles, "row_tile", recorded)
+    for module in (norms, quantize):
+        monkeypatch.setattr(module, "machine", lambda: MACHINE)
+    for module, kernel in ((norm_kernels, norm_kernels.forward), (quantize, quantize._kernel)):
+        monkeypatch.setattr(module, "suits_tiles", lambda *arguments: True)
+        kernel.cache_clear()
+    yield found
+    norm_kernels.forward.cache_clear()
+    quantize._kernel.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "centered", "residual", "kind", "part"),
+    [
+        (41, 1467, BF16, False, False, None, 4),  # A row is left behind the last tile.
+        (131, 157, BF16, True, True, None, 32),
+        (40, 1001, BF16, False, True, np.int8, 4),  # Results that are narrower than vectors.
+        (43, 2051, BF16, True, False, None, 2),
+        (67, 598, F32, True, False, np.int8, 8),
+    ],
+)
+def test_norms(rows, columns, dtype, centered, residual, kind, part, by_tiles):
+    draw = np.random.default_rng(columns)
+    x, other = (jnp.asarray(draw.normal(size=(rows, columns)) + one, dtype) for one in (1, 0.5))
+    weight, bias = (jnp.asarray(draw.normal(size=columns), dtype) for _ in range(2))
+    options = dict(residual=other if residual else None, quantize=kind)
+    if centered:
+        results = ops.layer_norm(x, weight, bias, **options)
+    else:
+        results = ops.rms_norm(x, weight, **options)
+    results = results if isinstance(results, tuple) else (results,)
+    assert by_tiles[-1].part == part
+    total = x + other if residual else x
+    if residual:
+        np.testing.assert_array_equal(np.asarray(results[-1]), np.asarray(total))
+    wide, w, b = (np.asarray(one, np.float64) for one in (total, weight, bias))
+    if centered:
+        wide = wide - wide.mean(-1, keepdims=True)
+    scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + (1e-5 if centered else 1e-6))
+    exact = wide * scale * w + (b if centered else 0.0)
+    value = np.asarray(results[0], np.float64)
+    if kind is not None:
+        value = value * np.asarray(results[1], np.float64)[:, None]
+    tolerance = 1e-6 if kind is None and dtype == F32 else 6e-3 if kind is None else 2e-2
+    errors = np.linalg.norm(value - exact, axis=1) / np.linalg.norm(exact, axis=1)
+    assert errors.max() < tolerance
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "kind"), [(69, 301, jnp.float8_e4m3fn), (41, 2229, np.int8)]
+)
+def test_quantization(rows, columns, kind, by_tiles):
+    x = jnp.asarray(np.random.default_rng(rows).normal(size=(rows, columns)), BF16)
+    values, scales = ops.quantize(x, kind)
+    assert by_tiles[-1] is not None
+    exact = np.asarray(x, np.float64)
+    found = np.asarray(values, np.float64) * np.asarray(scales, np.float64)[:, None]
+    errors = np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
+    assert errors.max() < 4e-2
+    limit = 127.0 if kind == np.int8 else 448.0
+    np.testing.assert_allclose(np.asarray(scales), abs(exact).max(1) / limit, rtol=1e-6)
+
+
+def test_single_elements_are_converted_by_the_instruction():
+    """Lanes that have an odd number of elements beside one another."""
+    shape = jax.ShapeDtypeStruct((600, 1467), BF16)
+    compiled = pallasite.compile(
+        lambda x: ops.quantize(x, jnp.float8_e4m3fn), shape, target="sm_90a"
+    )
+    assert "cvt.rn.satfinite.e4m3x2.f32" in compiled.ptx
+    wide = jax.ShapeDtypeStruct((600, 1467), jnp.float8_e5m2)
+    scales = jax.ShapeDtypeStruct((600,), jnp.float32)
+    compiled = pallasite.compile(ops.dequantize, wide, scales, target="sm_90a")
+    assert "cvt.rn.f16x2.e5m2x2" in compiled.ptx
