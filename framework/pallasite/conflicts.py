@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pallasite.language.memory_space import MemorySpace
     from pallasite.lifecycle import KernelLifecycle
 
+CORE = "pallasite"
+
 
 class Overriding(Protocol):
     """Anything that a plugin contributes and that may replace that of other plugins."""
@@ -65,13 +67,7 @@ class Ordered(Protocol):
 
 def merge_targets(contributions: Iterable[Contribution]) -> dict[str, Target]:
     """Targets by name; two plugins with a target of the same name raise :class:`PluginError`."""
-    owners: dict[str, str] = {}
-    merged: dict[str, Target] = {}
-    for one in contributions:
-        for target in one.targets:
-            _claim("targets named", target.name, one.plugin, owners)
-            merged[target.name] = target
-    return merged
+    return _by_name("targets", contributions, "targets")
 
 
 def merge_names(
@@ -87,8 +83,12 @@ def merge_names(
       subject: what they are, for the message.
 
     Raises:
-      PluginError: two plugins have one name, and neither overrides the other.
+      PluginError: two plugins have one name, and neither overrides the other; or it is a name of
+        the core, or of a memory space of another plugin.
     """
+    contributions = list(contributions)
+    taken = {name: CORE for one in contributions if one.plugin == CORE for name in one.names}
+    taken |= {space.name: one.plugin for one in contributions for space in one.memory_spaces}
     found = [
         _Named(
             name=name,
@@ -99,8 +99,11 @@ def merge_names(
         for one in contributions
         for name, value in getattr(one, field).items()
     ]
+    for one in found if field == "names" else ():
+        if (owner := taken.get(one.name, one.plugin)) != one.plugin:
+            raise _conflict(f"{subject} {one.name!r}", owner, one.plugin, can_override=False)
     merged = unique(subject, found, lambda one: one.name, what="Replacement")
-    return {name: one.path for name, one in merged.items()}
+    return {name: one.path for name, one in merged.items() if one.plugin != CORE}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,19 +116,18 @@ class _Named:
 
 def merge_spaces(contributions: Iterable[Contribution]) -> dict[str, MemorySpace]:
     """Memory spaces by name; the same name from two plugins raises :class:`PluginError`."""
-    owners: dict[str, str] = {}
-    merged: dict[str, MemorySpace] = {}
+    return _by_name("memory spaces", contributions, "memory_spaces")
+
+
+def _by_name(subject: str, contributions: Iterable[Contribution], field: str) -> dict[str, Any]:
+    found: dict[str, tuple[str, Any]] = {}
     for one in contributions:
-        for space in one.memory_spaces:
-            _claim("memory spaces named", space.name, one.plugin, owners)
-            merged[space.name] = space
-    return merged
-
-
-def _claim(subject: str, name: str, plugin: str, owners: dict[str, str]) -> None:
-    if name in owners:
-        raise _conflict(f"{subject} {name!r}", owners[name], plugin, can_override=False)
-    owners[name] = plugin
+        for entry in getattr(one, field):
+            if entry.name in found:
+                what = f"{subject} named {entry.name!r}"
+                raise _conflict(what, found[entry.name][0], one.plugin, can_override=False)
+            found[entry.name] = one.plugin, entry
+    return {name: entry for name, (_, entry) in found.items()}
 
 
 def unique[Entry: Overriding, Key](

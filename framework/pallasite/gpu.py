@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'pallasite.gpu' has no attribute {name!r}")
     from pallasite import plugins
 
-    if name in _plugin_names():
+    if name in plugins.manager().names():
         importlib.import_module("pallasite.runtime.registration")
         return plugins.manager().name(name)
     space = plugins.manager().memory_spaces().get(name)
@@ -43,23 +43,12 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from pallasite import plugins
 
-    return sorted({*_public_names(), *_plugin_names(), *plugins.manager().memory_spaces()})
+    own, spaces = _public_names(), plugins.manager().memory_spaces()
+    return sorted({*own, *plugins.manager().names(), *spaces})
 
 
 def _public_names() -> dict[str, str]:
     names: dict[str, str] = importlib.import_module("pallasite.language").PUBLIC_NAMES
-    return names
-
-
-def _plugin_names() -> dict[str, str]:
-    from pallasite import plugins
-
-    names = plugins.manager().names()
-    clashes = sorted(set(names) & set(_public_names()))
-    if clashes:
-        raise PluginError(
-            f"a plugin's hook pallasite_names returns names that the core has: {', '.join(clashes)}"
-        )
     return names
 
 

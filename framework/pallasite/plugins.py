@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pallasite
 from pallasite import config, forks, garbage, hookspecs
+from pallasite.conflicts import CORE as CORE
 from pallasite.conflicts import (
     merge_lifecycles,
     merge_names,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from pallasite.language.memory_space import MemorySpace
     from pallasite.lifecycle import KernelLifecycle
 
-CORE = "pallasite"
 STANDARD = "standard"
 """The name of the standard library's plugin."""
 
@@ -62,6 +62,7 @@ IN_PROCESS = "in process"
 BUILTIN_MODULES: Mapping[str, str] = {
     "pallasite_executors": "pallasite.runtime.builtin",
     "pallasite_memory_spaces": "pallasite.language.builtin_spaces",
+    "pallasite_names": "pallasite.language.builtin_spaces",
     "pallasite_passes": "pallasite.passes.builtin",
     "pallasite_stores": "pallasite.runtime.builtin",
 }
@@ -281,7 +282,7 @@ class PluginManager:
 
     def names(self) -> dict[str, str]:
         """Plugins' names for ``pallasite.gpu``, each with its ``"module:attribute"``."""
-        return self._merge("pallasite_names", merge_names)
+        return self._merge("pallasite_names", merge_names, "pallasite_memory_spaces")
 
     def layouts(self) -> dict[str, NamedLayout]:
         """Register layouts by name, without loading any rules.
@@ -348,12 +349,14 @@ class PluginManager:
         """
         return self._merge("pallasite_lifecycles", merge_lifecycles)
 
-    def _merge[Merged](self, hook: str, merge: Callable[[list[Contribution]], Merged]) -> Merged:
-        """What all plugins return from a hook, merged once for as long as they stay the same."""
+    def _merge[Merged](
+        self, hook: str, merge: Callable[[list[Contribution]], Merged], *more: str
+    ) -> Merged:
+        """What all plugins return from hooks, merged once for as long as they stay the same."""
         with self._lock:
             found = self._merged.get(hook)
             if found is None or found[0] != self.generation():
-                merged = merge(self._contribute((hook,)))
+                merged = merge(self._contribute((hook, *more)))
                 # A plugin may have failed just now, which makes another generation.
                 found = self._merged[hook] = (self.generation(), merged)
             result: Merged = found[1]

@@ -16,6 +16,7 @@ from core_support import FakeEntryPoint, manager
 import pallasite
 from pallasite import config, gpu, plugins
 from pallasite.errors import InternalError, MissingNameError, PallasiteError, PluginError
+from pallasite.extensions import Replacement
 from pallasite.known_plugins import KnownPlugin, known_plugins
 from pallasite.language import PUBLIC_NAMES, execution
 from pallasite_std import plugin as builtin
@@ -219,11 +220,18 @@ class Names:
         return self.names
 
 
-def test_plugin_cannot_replace_a_name_of_the_core():
-    plugins.register(Names({"kernel": "os:getcwd"}), name="thief")
+@pytest.mark.parametrize(
+    ("taken", "owner"), [("kernel", "pallasite"), ("SMEM", "pallasite"), ("TMEM", "blackwell")]
+)
+def test_plugin_cannot_replace_a_name_of_the_core_or_of_a_memory_space(taken, owner):
+    """It says whose it is, whatever is looked up, and when a kernel is compiled."""
+    names = {taken: Replacement(path="os:getcwd", overrides=(owner,))}
+    plugins.register(Names(names), name="thief")
+    said = f"'{owner}' and 'thief' both register names of pallasite.gpu '{taken}'"
     try:
-        with pytest.raises(PluginError, match="names that the core has: kernel"):
-            _ = gpu.no_such_name
+        for look in (lambda: gpu.no_such_name, lambda: dir(gpu), plugins.registry):
+            with pytest.raises(PluginError, match=said):
+                look()
     finally:
         plugins.unregister("thief")
 

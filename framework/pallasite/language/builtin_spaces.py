@@ -1,7 +1,8 @@
-"""The core's implementation of the hook ``pallasite_memory_spaces``."""
+"""The core's implementation of the hooks ``pallasite_memory_spaces`` and ``pallasite_names``."""
 
 from __future__ import annotations
 
+from pallasite.language import PUBLIC_NAMES
 from pallasite.language.memory import GMEM, REGS, SMEM
 from pallasite.language.memory_space import MemorySpace
 
@@ -9,3 +10,8 @@ from pallasite.language.memory_space import MemorySpace
 def pallasite_memory_spaces() -> list[MemorySpace]:
     """Global memory, shared memory, registers."""
     return [GMEM, SMEM, REGS]
+
+
+def pallasite_names() -> dict[str, str]:
+    """What plugins cannot replace."""
+    return PUBLIC_NAMES
