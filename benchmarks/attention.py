@@ -237,10 +237,17 @@ def ours(problem: Problem, arguments: argparse.Namespace) -> Candidates:
 
 def our_tuned_candidates(problem: Problem, arguments: argparse.Namespace) -> Candidates:
     """Our kernels with other configurations: one field after the other is changed."""
-    from pallasite_hopper.ops.flash import backward, backward_choice, backward_config, config
+    from pallasite_hopper.ops.flash import (
+        backward,
+        backward_choice,
+        backward_config,
+        forward_choice,
+    )
 
     if not problem.backward:
-        forward_default = config.default_config(problem.head_dim, problem.causal, problem.sequence)
+        forward_default = forward_choice.default_config(
+            problem.head_dim, problem.causal, problem.sequence
+        )
         steps = [lambda best: program.variants(best, **OUR_FORWARD_FIELDS)] * 2
         return program.our_candidates(
             lambda label, config: candidate(problem, label, our_attention(problem, config)),

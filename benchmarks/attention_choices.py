@@ -2,7 +2,10 @@
 
 Shapes are drawn by a seed as in ``attention_shapes.py``, of those for which an estimate decides:
 
-- ``shared``: blocks of a cluster share the keys of a tile, or each tile has a block (forward);
+- ``tiles``: tiles of as many warpgroups as an estimate says, of which blocks of a cluster may share
+  the keys, or of as many as fill the multiprocessors in rounds, each with a block (forward). With
+  ``--ways`` the best few others by the estimate are timed, too, and with ``--everywhere`` shapes
+  for which one of these is estimated to gain, chosen or not;
 - ``divided``: the work of gradients is divided further than rounds of blocks say, or not (forward
   and gradients). With ``--everywhere`` also shapes without causal mask, or with a window, that the
   estimate is not used for;
@@ -36,7 +39,7 @@ import timing
 
 from pallasite import ops
 
-KINDS = ("shared", "divided", "prefill")
+KINDS = ("tiles", "divided", "prefill")
 
 SHORT = 48
 """Sequences of fewer tokens share tiles."""
@@ -62,16 +65,22 @@ class Task:
     kind: str
     case: shapes.Case | Cached
     repeats: int
+    ways: int = 0
 
 
 @dataclasses.dataclass
 class Row:
-    """One measurement; times in milliseconds."""
+    """One measurement; times in milliseconds.
+
+    Attributes:
+      others: of other configurations, with their estimates in microseconds.
+    """
 
     kind: str
     case: dict[str, Any]
     chosen_ms: float
     without_ms: float
+    others: dict[str, float]
 
     @property
     def ratio(self) -> float:
@@ -112,18 +121,12 @@ def _cached(dice: random.Random) -> Cached:
 
 
 def _decided(kind: str, case: shapes.Case, everywhere: bool) -> bool:
-    if kind == "shared":
-        from pallasite_hopper.ops.flash.config import default_config
-
-        config = default_config(
-            case.head_dim,
-            case.causal,
-            case.length,
-            heads=case.batch * case.heads,
-            kv_seq=case.length,
-            left=case.window,
-        )
-        return config.split > 1
+    if kind == "tiles":
+        found = _tiles(case)
+        if not found or not everywhere:
+            return bool(found) and _default(case) != found[0]
+        first, second = (_estimate(case, one) for one in found[:2])
+        return second < 0.95 * first
     if not everywhere and (not case.causal or case.window is not None):
         return False
     if _one_kernel(case):
@@ -133,6 +136,46 @@ def _decided(kind: str, case: shapes.Case, everywhere: bool) -> bool:
     from pallasite_hopper.ops.flash.backward_choice import microseconds
 
     return microseconds(problem, best) < 0.95 * microseconds(problem, first)
+
+
+def _default(case: shapes.Case) -> Any:
+    from pallasite_hopper.ops.flash.forward_choice import default_config
+
+    return default_config(
+        case.head_dim,
+        case.causal,
+        case.length,
+        heads=case.batch * case.heads,
+        group=case.heads // case.kv_heads,
+        kv_seq=case.length,
+        left=case.window,
+    )
+
+
+def _tiles(case: shapes.Case) -> list[Any]:
+    """The configuration by rounds, then the others that are estimated, the fastest one first."""
+    from pallasite_hopper.ops.flash import forward_choice as choice
+
+    found = []
+
+    def pick(config: Any, work: Any, most: int, *, shared: bool) -> Any:
+        others = choice.alternatives(config, work, most, shared=shared)
+        others.sort(key=lambda one: choice.microseconds(work, one))
+        found.extend([config, *(one for one in others if one != config)])
+        return config
+
+    with mock.patch.object(choice, "_of_least_time", pick):
+        _default(case)
+    return found
+
+
+def _estimate(case: shapes.Case, config: Any) -> float:
+    from pallasite_hopper.ops.flash.forward_time import Work, microseconds
+
+    heads, group = case.batch * case.heads, case.heads // case.kv_heads
+    right = 0 if case.causal else None
+    work = Work(heads, case.length, case.length, case.head_dim, case.window, right, group)
+    return microseconds(work, config)
 
 
 def _one_kernel(case: shapes.Case) -> bool:
@@ -202,11 +245,11 @@ def _first_and_best(problem: Any) -> tuple[Any, Any]:
 def chosen(kind: str, choose: bool) -> Iterator[None]:
     """What is traced meanwhile has the choice, or not."""
     with contextlib.ExitStack() as stack:
-        if kind == "shared" and not choose:
-            from pallasite_hopper.ops.flash import config
+        if kind == "tiles" and not choose:
+            from pallasite_hopper.ops.flash import forward_choice
 
-            same: Any = lambda given, head_dim, tiles: given  # noqa: E731
-            stack.enter_context(mock.patch.object(config, "_sharing_keys", same))
+            same: Any = lambda config, work, most, shared: config  # noqa: E731
+            stack.enter_context(mock.patch.object(forward_choice, "_of_least_time", same))
         if kind == "divided":
             from pallasite_hopper.ops.flash import backward, single_api
 
@@ -250,6 +293,11 @@ def prepare(task: Task) -> Callable[[], Row]:
     programs = compiled(
         task.kind, function if backward else lambda q, k, v, d: [function(q, k, v)], given
     )
+    ways = _tiles(case)[1:] if task.ways and task.kind == "tiles" else []
+    for config in [one for one in ways if one != _default(case)][: task.ways]:
+        other = functools.partial(function, config=config)
+        traced = jax.jit(lambda q, k, v, d, other=other: [other(q, k, v)])
+        programs[_name(case, config)] = traced.lower(*given).compile()
     reference = functools.partial(shapes.reference, case, backward)
     expected = jax.jit(reference, **timing.reference_options()).lower(*given).compile()
 
@@ -257,6 +305,13 @@ def prepare(task: Task) -> Callable[[], Row]:
         return max(shapes.relative_errors(case, results, expected(*arrays)))
 
     return functools.partial(measure, task, _operands(given), programs, errors)
+
+
+def _name(case: shapes.Case, config: Any) -> str:
+    """Of a configuration, with its estimate."""
+    shape = f"{config.warpgroups} x 64 x {config.block_kv}, {config.split} parts"
+    order = "table" if config.persistent else "hardware"
+    return f"{shape}, {config.stages} stages, {order}: {_estimate(case, config):.1f}"
 
 
 def _prepare_cached(task: Task, case: Cached) -> Callable[[], Row]:
@@ -319,7 +374,8 @@ def measure(task: Task, draw_operands: Any, programs: dict[str, Any], errors: An
     calls = {name: (framework, functools.partial(one, *arrays)) for name, one in programs.items()}
     dice = random.Random(str(task))
     times = timing.interleaved(shapes.timer(), calls, task.repeats, dice)
-    return Row(task.kind, dataclasses.asdict(task.case), times["chosen"], times["without"])
+    both = times.pop("chosen"), times.pop("without")
+    return Row(task.kind, dataclasses.asdict(task.case), *both, times)
 
 
 def main() -> int:
@@ -328,13 +384,14 @@ def main() -> int:
     side_by_side.hold_option(parser)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
     parser.add_argument("--everywhere", action="store_true", help="see above")
+    parser.add_argument("--ways", type=int, default=0, help="of the kind tiles, see above")
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")
     print(harness.machine())
     count = -(-arguments.count // len(arguments.kinds))
     tasks = [
-        Task(kind, case, arguments.repeats)
+        Task(kind, case, arguments.repeats, arguments.ways)
         for kind in arguments.kinds
         for case in draw(kind, arguments.seed, count, arguments.everywhere)
     ]
@@ -342,7 +399,7 @@ def main() -> int:
         prepare, tasks, arguments.processes, arguments.seconds, arguments.hold
     )
     rows, failed = side_by_side.collected(
-        outcomes, show=lambda task, row: f"{task.kind} {task.case} {row.ratio:.3f}"
+        outcomes, show=lambda task, row: f"{task.kind} {task.case} {row.ratio:.3f} {row.others}"
     )
     for kind in arguments.kinds:
         ratios = [row.ratio for row in rows if row.kind == kind]

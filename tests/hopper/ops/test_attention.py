@@ -18,8 +18,8 @@ from pallasite_hopper.ops.flash.api import attention, attention_forward
 from pallasite_hopper.ops.flash.config import (
     SHARED_BYTES,
     AttentionConfig,
-    default_config,
 )
+from pallasite_hopper.ops.flash.forward_choice import default_config
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -87,7 +87,7 @@ def check(
     np.testing.assert_allclose(sums[finite], lse[finite], rtol=1e-5, atol=lse_tolerance)
 
 
-@pytest.mark.parametrize("split", [2, 4, 8])
+@pytest.mark.parametrize(("split", "warpgroups"), [(2, 1), (4, 1), (8, 1), (2, 2), (4, 3)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -98,10 +98,19 @@ def check(
     ],
     ids=["shared", "causal", "lengths", "256"],
 )
-def test_blocks_share_the_keys_of_a_tile(split: int, options):
+def test_blocks_share_the_keys_of_a_tile(split: int, warpgroups: int, options):
     options = {name: np.array(v) if "lengths" in name else v for name, v in options.items()}
-    fields = {"warpgroups": 1, "persistent": False, "ping_pong": False, "separate_out": False}
-    check(**options, config=AttentionConfig(block_kv=32, split=split, **fields))
+    if warpgroups > 1 and options.get("head_dim") == 256:
+        pytest.skip("sums do not fit the keys' place")
+    config = AttentionConfig(
+        warpgroups=warpgroups,
+        block_kv=32,
+        ping_pong=warpgroups == 2,
+        persistent=False,
+        separate_out=False,
+        split=split,
+    )
+    check(**options, config=config)
 
 
 @pytest.mark.parametrize(

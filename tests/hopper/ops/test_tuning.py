@@ -17,7 +17,7 @@ from pallasite_hopper import ops
 from pallasite_hopper.ops.decode.config import HEAD_DIMS
 from pallasite_hopper.ops.decode.config import default_config as decode_default
 from pallasite_hopper.ops.dense.run import WINNERS
-from pallasite_hopper.ops.flash.config import default_config as attention_default
+from pallasite_hopper.ops.flash.forward_choice import default_config as attention_default
 from pallasite_std.tuning import winners
 
 

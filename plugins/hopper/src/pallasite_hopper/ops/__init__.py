@@ -21,7 +21,7 @@ _NAMES = {
     "attention_backward": "pallasite_hopper.ops.flash.api",
     "attention_forward": "pallasite_hopper.ops.flash.api",
     "AttentionConfig": "pallasite_hopper.ops.flash.config",
-    "attention_configs": "pallasite_hopper.ops.flash.config",
+    "attention_configs": "pallasite_hopper.ops.flash.forward_choice",
     "decode_attention": "pallasite_hopper.ops.decode.api",
     "paged_attention": "pallasite_hopper.ops.decode.api",
     "DecodeConfig": "pallasite_hopper.ops.decode.config",

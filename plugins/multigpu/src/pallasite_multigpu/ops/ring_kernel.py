@@ -15,8 +15,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_hopper.ops.flash.config import default_config
 from pallasite_hopper.ops.flash.forward import Companion, build
+from pallasite_hopper.ops.flash.forward_choice import default_config
 from pallasite_hopper.ops.flash.tiles import Problem
 from pallasite_multigpu.ops.tiles import tiles_of
 from pallasite_std.api import padded

@@ -22,9 +22,8 @@ from pallasite_hopper.ops.flash.config import (
     ROWS,
     SHARED_BYTES,
     AttentionConfig,
-    attention_configs,
-    default_config,
 )
+from pallasite_hopper.ops.flash.forward_choice import attention_configs, default_config
 from pallasite_hopper.ops.flash.options import portable_option
 from pallasite_hopper.ops.flash.terms import Terms, given_arrays, with_arrays
 from pallasite_hopper.ops.flash.tiles import Problem, Tiles
@@ -313,7 +312,9 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         blocks=problem.terms.has("block_mask"),
         heads=problem.heads,
         kv_seq=problem.kv_seq,
+        group=problem.group,
         left=problem.left,
+        right=problem.right,
     )
     if problem.narrow:
         return default

@@ -90,10 +90,11 @@ def build(
         scratch["turn"] = plgpu.Barrier(num_barriers=rows)
     if config.split > 1:
         # Sums take the place of the keys when these have been gone through.
-        sums = plgpu.SMEM((ROWS, dim), jnp.float32)
+        several = (rows,) if rows > 1 else ()
+        sums = plgpu.SMEM((*several, ROWS, dim), jnp.float32)
         scratch["k_smem"] = plgpu.RefUnion(scratch["k_smem"], sums)
-        scratch["statistics"] = plgpu.SMEM((2, ROWS), jnp.float32)
-        scratch["together"] = plgpu.ClusterBarrier(collective_axes=("cluster",))
+        scratch["statistics"] = plgpu.SMEM((*several, 2, ROWS), jnp.float32)
+        scratch["together"] = plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=rows)
     result = jax.ShapeDtypeStruct(
         (problem.batch, problem.q_seq, problem.q_heads, problem.head_dim), problem.out_dtype
     )
@@ -534,7 +535,7 @@ class _Forward:
         total = jnp.sum(sums, axis=1)
         share = None
         if config.split > 1:
-            maxima, total, share = self._over_parts(maxima, total)
+            maxima, total, share = self._over_parts(maxima, total, warpgroup)
         empty = maxima == self.lowest
         if problem.q_lengths:
             rows = lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
@@ -547,7 +548,7 @@ class _Forward:
         if config.split > 1:
             count = ROWS // config.split
             part = lax.axis_index("cluster") * count
-            values, first = self._added(values, part, count), start + part
+            values, first = self._added(values, part, count, warpgroup), start + part
         values = values.astype(problem.out_dtype)
         if config.separate_out:
             staging = self.scratch["out_smem"].at[warpgroup]
@@ -586,29 +587,35 @@ class _Forward:
         plgpu.barrier_arrive(self.scratch["together"])
         plgpu.barrier_wait(self.scratch["together"])
 
-    def _of_parts(self, name: str) -> list[Any]:
-        """A reference to what each block of the cluster has."""
-        parts = range(self.config.split)
-        return [plgpu.cluster_ref(self.scratch[name], {"cluster": part}) for part in parts]
+    def _of_parts(self, name: str, warpgroup: Any) -> list[Any]:
+        """A reference to what the same warpgroup of each block of the cluster has."""
+        own = self._own(name, warpgroup)
+        return [plgpu.cluster_ref(own, {"cluster": part}) for part in range(self.config.split)]
 
-    def _over_parts(self, maxima: Any, total: Any) -> tuple[Any, Any, Any]:
+    def _own(self, name: str, warpgroup: Any) -> Any:
+        ref = self.scratch[name]
+        return ref if self.config.warpgroups == 1 else ref.at[warpgroup]
+
+    def _over_parts(self, maxima: Any, total: Any, warpgroup: Any) -> tuple[Any, Any, Any]:
         """Maxima and sums over all blocks, and the factor of what this one has summed up."""
-        own = self.scratch["statistics"]
+        own = self._own("statistics", warpgroup)
         own[0] = maxima
         own[1] = total
         self._meet()
-        all_maxima = [ref[0] for ref in self._of_parts("statistics")]
+        parts = self._of_parts("statistics", warpgroup)
+        all_maxima = [ref[0] for ref in parts]
         largest = functools.reduce(jnp.maximum, all_maxima)
         sums = [
             jnp.exp2((one - largest) * self.factor) * ref[1]
-            for one, ref in zip(all_maxima, self._of_parts("statistics"), strict=True)
+            for one, ref in zip(all_maxima, parts, strict=True)
         ]
         share = jnp.exp2((maxima - largest) * self.factor)
         return largest, functools.reduce(jnp.add, sums), share
 
-    def _added(self, values: Any, first: Any, count: int) -> Any:
+    def _added(self, values: Any, first: Any, count: int, warpgroup: Any) -> Any:
         """This block's rows of the sum over the blocks."""
-        self.scratch["sums"][...] = values
+        self._own("sums", warpgroup)[...] = values
         self._meet()
         mine = pl.ds(pl.multiple_of(first, count), count)
-        return functools.reduce(jnp.add, [ref.at[mine][...] for ref in self._of_parts("sums")])
+        parts = self._of_parts("sums", warpgroup)
+        return functools.reduce(jnp.add, [ref.at[mine][...] for ref in parts])

@@ -151,9 +151,8 @@ class Tiles:
         self.count = self.per_head * problem.heads
         most = multiprocessors // config.cluster
         self.clusters = min(self.count, most) if config.persistent else self.count
-        shared = 4 * problem.kv_seq * problem.head_dim
-        groups = max(1, config.cache_bytes // shared) * problem.group
-        self.heads_at_once = min(groups, problem.heads) if problem.causal else 1
+        sizes = problem.heads, problem.group, problem.kv_seq, problem.head_dim
+        self.heads_at_once = config.heads_at_once(*sizes) if problem.causal else 1
 
     def table(self) -> np.ndarray[Any, Any] | None:
         """For each cluster (column) how many turns it has, then the numbers of their tiles.

@@ -1,0 +1,78 @@
+"""The configuration of attention's forward by an estimate of its time."""
+
+from __future__ import annotations
+
+import dataclasses
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from pallasite_hopper.ops.flash import forward_choice, forward_time
+from pallasite_hopper.ops.flash.config import MULTIPROCESSORS, AttentionConfig
+from pallasite_hopper.ops.flash.forward_choice import default_config
+from pallasite_hopper.ops.flash.forward_time import Work, microseconds
+
+
+def by_rounds(config: AttentionConfig, *args: object, **named: object) -> AttentionConfig:
+    return config
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "q_seq", "heads", "causal", "left"),
+    [
+        (64, 9500, 2, True, None),  # A round of long tiles, of which the longest decides.
+        (40, 2900, 9, True, None),
+        (192, 1100, 8, True, None),
+        (128, 14000, 1, True, None),
+        (64, 200, 500, True, 20),  # Rows of tiles that do not exist.
+        (160, 270, 50, False, None),
+    ],
+)
+def test_tiles_are_smaller_where_rounds_of_large_ones_leave_multiprocessors_idle(
+    head_dim, q_seq, heads, causal, left
+):
+    options = {"heads": heads, "kv_seq": q_seq, "left": left}
+    found = default_config(head_dim, causal, q_seq, **options)
+    with mock.patch.object(forward_choice, "_of_least_time", by_rounds):
+        rounds = default_config(head_dim, causal, q_seq, **options)
+    assert found.warpgroups < rounds.warpgroups and found.fits(head_dim)
+    work = Work(heads, q_seq, q_seq, head_dim, left, 0 if causal else None)
+    assert microseconds(work, found) < 0.9 * microseconds(work, rounds)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "q_seq", "heads", "causal"),
+    [(64, 16384, 16, True), (64, 4096, 44, False), (128, 8192, 32, True), (256, 2048, 132, False)],
+)
+def test_many_tiles_stay_large(head_dim, q_seq, heads, causal):
+    found = default_config(head_dim, causal, q_seq, heads=heads, kv_seq=q_seq)
+    assert found == default_config(head_dim, causal, q_seq)
+
+
+def test_estimates_are_when_the_last_block_ends():
+    config = AttentionConfig(warpgroups=1)
+    once, full, more = (
+        microseconds(Work(heads, 64, 4096, 128), config)
+        for heads in (1, MULTIPROCESSORS, MULTIPROCESSORS + 1)
+    )
+    assert once == full and more - full == pytest.approx(full - forward_time._RATES.kernel)
+    shared = dataclasses.replace(config, persistent=False, split=2)
+    assert once / 2 < microseconds(Work(1, 64, 4096, 128), shared) < once
+
+
+def test_steps_are_those_with_keys_that_are_seen():
+    generator = np.random.default_rng(7)
+    for _ in range(20):
+        rows, more = generator.integers(1, 700, 2)
+        left = int(generator.integers(0, 300)) if generator.random() < 0.5 else None
+        work = Work(3, int(rows), int(rows + more), 64, left, 0)
+        config = AttentionConfig(warpgroups=int(generator.integers(1, 4)), block_kv=64)
+        own = np.arange(rows)[:, None] + more
+        keys = np.arange(rows + more)
+        seen = (keys <= own) & ((left is None) | (keys >= own - (left or 0)))
+        tiles = [
+            seen[at : at + config.block_q].any(axis=0) for at in range(0, rows, config.block_q)
+        ]
+        blocks = [len({int(key) // 64 for key in np.flatnonzero(tile)}) for tile in tiles]
+        assert sorted(forward_time._steps(work, config)) == sorted(blocks * 3)
