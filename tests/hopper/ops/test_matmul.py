@@ -485,6 +485,43 @@ def test_order_of_tiles_of_the_transposed_product():
     assert nanoseconds(found[0], sizes) < 0.95 * nanoseconds(ordered, sizes)
 
 
+WIDE = MatmulConfig(
+    tile_m=128, tile_n=304, tile_k=64, stages=3, swap=True, split="n", epilogue_n=64, group=1
+)
+TALL = MatmulConfig(
+    tile_m=192, tile_n=104, tile_k=64, stages=5, swap=True, alternate=True, epilogue_n=32, group=1
+)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        WIDE,
+        dataclasses.replace(WIDE, tile_n=272, stages=4, epilogue_n=16),
+        TALL,
+        dataclasses.replace(TALL, stages=4, cluster=2, cluster_along="n", epilogue_n=64),
+    ],
+)
+def test_wide_and_tall_tiles(config):
+    """More columns than one instruction has, and 192 rows of warpgroups that take turns."""
+    result, expected = product(2 * config.tile_n + 9, 264, 200, config=config)
+    assert relative_error(result, expected) < 4e-3
+
+
+def test_narrow_epilogue():
+    """Tiles are among the candidates with fewer columns written at a time, for a stage more."""
+    for extents, rows, columns in (((869, 5120, 13824), 128, 304), ((435, 18176, 4544), 192, 112)):
+        sizes = Sizes(*extents, 2, 2)
+        found = {
+            one.stages: one.epilogue_n
+            for one in candidates(sizes)
+            if (one.tile_m, one.tile_n) == (rows, columns) and one.swap
+            if one.cluster == one.parts == one.last_parts == one.split_k == 1
+            if one.alternate == (rows == 192)
+        }
+        assert len(found) == 2 and found[max(found)] < found[min(found)]
+
+
 def test_columns_that_fill_a_round():
     """There are tiles of which as many as there are multiprocessors cover few rows of weights."""
     sizes = Sizes(2260, 640, 1280, 2, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, SHARED_MEMORY, MatmulConfig
@@ -29,9 +29,8 @@ elements read less than those of 64 x 256."""
 
 _ALTERNATE_TILES = ((128, 192), (128, 128), (64, 256))
 """Of two warpgroups that take turns."""
-_ALTERNATE_COLUMNS = {128: (96, 192)}
+_ALTERNATE_COLUMNS = {128: (96, 192), 192: (64, 112), 64: (192, 256)}
 """Columns of such tiles of the transposed GEMM, at least and at most, by their rows."""
-_FURTHER_ALTERNATE_COLUMNS = {192: (64, 112), 64: (192, 256)}
 
 LARGEST = 128 * 256
 """Elements of the tiles of the result at most of the transposed GEMM, and if the operands' elements
@@ -72,8 +71,12 @@ def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
     for tile, across in _tiles(sizes, _SWAPPED_TILES):
         yield from _divided(tile, *across, sizes)
         yield from _shared(tile, *across, sizes)
-    for tile, across in _alternate_tiles(sizes, _ALTERNATE_COLUMNS):
-        yield from _alternate(tile, *across, sizes)
+    for tile, across in _alternate_tiles(sizes):
+        for config in _alternate(tile, *across, sizes):
+            yield from (config, *_with_narrow_epilogue(config, sizes))
+    for tile, across in _wide_tiles(sizes):
+        for config in _divided(tile, *across, sizes):
+            yield from (config, *_with_narrow_epilogue(config, sizes))
 
 
 def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
@@ -86,12 +89,6 @@ def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
             config = None if config is None else _with_stages(config, 2, n, sizes)
             if config is not None:
                 yield config
-    for tile, across in _wide_tiles(sizes) if sizes.size == 2 else ():
-        for config in _divided(tile, *across, sizes):
-            yield from (config, *_with_narrow_epilogue(config, sizes))
-    for tile, across in _alternate_tiles(sizes, _FURTHER_ALTERNATE_COLUMNS):
-        for config in _alternate(tile, *across, sizes) if tile.swap else ():
-            yield from (config, *_with_narrow_epilogue(config, sizes))
 
 
 def _tiles(
@@ -139,7 +136,10 @@ def _tiles(
 
 
 def _wide_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
-    """The same of the transposed GEMM, with more columns than an instruction has."""
+    """The same of the transposed GEMM, with more columns than an instruction has; none where rows
+    of a lie along m, of which a multiple of 64 would have to fill each half of a tile."""
+    if sizes.size != 2 or sizes.transpose_a:
+        return
     m, n = sizes.m, sizes.n
     least, most = _WIDE_COLUMNS
     across = -(-n // _WIDE_TILE_ROWS)
@@ -154,9 +154,7 @@ def _wide_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
             yield tile, (n, m)
 
 
-def _alternate_tiles(
-    sizes: Sizes, by_rows: Mapping[int, tuple[int, int]]
-) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
+def _alternate_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
     """The same of two warpgroups that take turns."""
     m, n, row = sizes.m, sizes.n, sizes.k * sizes.size
     usual = MatmulConfig(
@@ -166,7 +164,7 @@ def _alternate_tiles(
         group = _group(tile_m, row)
         yield dataclasses.replace(usual, tile_m=tile_m, tile_n=tile_n, group=group), (m, n)
     for columns, rows in _swapped_columns(sizes):
-        for tile_m, (least, most) in by_rows.items():
+        for tile_m, (least, most) in _ALTERNATE_COLUMNS.items():
             if tile_m in rows and least <= columns <= most:
                 group = _group(tile_m, row) if -(-m // columns) > _FEW_TILES else 1
                 tile = dataclasses.replace(usual, swap=True, tile_m=tile_m, tile_n=columns)

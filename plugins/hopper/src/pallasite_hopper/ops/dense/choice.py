@@ -22,11 +22,17 @@ from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
 _LEAST_GAIN_BY_COLUMNS, _MANY_COLUMNS = 0.03, 192
 """What the transposed GEMM has to gain by the estimate where it has several tiles of many columns:
 then it takes more than estimated in the mean (measured on an H200)."""
-_LEAST_GAIN_BY_PARTS, _LEAST_GAIN_BY_SPLIT, _LEAST_GAIN_BY_TURNS = 0.02, 0.05, 0.04
-"""What parts of k have to, blocks that share steps, and warpgroups that take turns: the latter two
-take 3 % more than estimated in the mean."""
-_LEAST_GAIN_BY_SIZE = 0.055
+_LEAST_GAIN_BY_PARTS, _LEAST_GAIN_BY_SPLIT = 0.02, 0.05
+"""What parts of k have to, and blocks that share steps: the latter take 3 % more than estimated in
+the mean."""
+_LEAST_GAIN_BY_TURNS, _LEAST_GAIN_BY_OTHER_TURNS = 0.01, 0.04
+"""What warpgroups that take turns have to, and those in tiles of 192 rows, or of elements that have
+not 16 bits: these take some 3 % more than estimated in the mean."""
+_LEAST_GAIN_BY_SIZE = 0.03
 """What tiles of more than 128 x 256 elements have to: power limits them more than it estimates."""
+_LEAST_GAIN_BY_FLAT = 0.05
+"""What tiles of 64 rows have to where there are several along the rows, but for the transposed
+GEMM: they take 3 to 7 % more than estimated in the mean."""
 _LEAST_GAIN_BY_ROWS = 0.02
 """What tiles of 128 rows have to where several rounds of tiles read a large operand once: those of
 64 rows share it more equally."""
@@ -147,7 +153,10 @@ def _rank(sizes: Sizes, config: MatmulConfig) -> float:
         least += _LEAST_GAIN_BY_FILLING * (not known)
     least += _LEAST_GAIN_BY_PARTS * (config.parts > 1)
     least += _LEAST_GAIN_BY_SPLIT * (config.split_k > 1)
-    least += _LEAST_GAIN_BY_TURNS * config.alternate
+    if config.alternate:
+        known = config.tile_m <= 128 and sizes.size == 2
+        least += _LEAST_GAIN_BY_TURNS if known else _LEAST_GAIN_BY_OTHER_TURNS
+    least += _LEAST_GAIN_BY_FLAT * (config.tile_m == 64 and not config.swap and sizes.m > 128)
     return nanoseconds(config, sizes) * (1 + least)
 
 
