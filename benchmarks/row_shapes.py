@@ -83,6 +83,10 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (norm_kernels, "suits_tiles", _always),
         (quantize, "suits_tiles", _always),
     ),
+    "rows through shared memory": (
+        (norm_kernels, "suits_shared", _always),
+        (quantize, "suits_shared", _always),
+    ),
     "lower tiles": ((norm_kernels, "FORWARD", tiling.Registers(area=2048)),),
     "higher tiles": ((norm_kernels, "FORWARD", tiling.Registers(area=8192)),),
     "rows by eight": ((tiling, "MOST_OF_FOUR", 22 * 1024),),

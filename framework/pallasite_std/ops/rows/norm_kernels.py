@@ -27,6 +27,7 @@ from pallasite_std.ops.rows.kernel import (
 from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
 from pallasite_std.ops.rows.pipelines import gradient_pipeline, row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
+from pallasite_std.ops.rows.shared import shared_row_kernel, suits_shared
 from pallasite_std.ops.rows.tiles import suits_tiles, tiled
 from pallasite_std.ops.rows.tiling import (
     LANES,
@@ -202,6 +203,12 @@ def forward(
         )
         if kernel is not None:
             return kernel
+    if suits_shared(columns):
+        kernel = shared_row_kernel(
+            body, rows, columns, matrices, out_types, norm.name, exchanges, blocks, shared_memory
+        )
+        if kernel is not None:
+            return kernel
     if suits_pipeline(tiling, matrices):
         kernel = row_pipeline(
             body, rows, columns, matrices, reductions, out_types, norm.name, blocks,
@@ -315,8 +322,11 @@ def _matrices(norm: Norm, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
 
 
 def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
-    tiling = row_tiling(rows, columns, size_of(dtype), GRADIENT)
-    sums = norm.weight + norm.bias
+    sums, registers = norm.weight + norm.bias, GRADIENT
+    if sums > 1 and columns & (columns - 1) and columns * size_of(dtype) % VECTOR_BYTES == 0:
+        # Lanes are not all used, and sums of as many rows would not stay in registers.
+        registers = dataclasses.replace(GRADIENT, area=GRADIENT.area // 2)
+    tiling = row_tiling(rows, columns, size_of(dtype), registers)
     if tiling.chunk == columns or not sums:
         return tiling
 

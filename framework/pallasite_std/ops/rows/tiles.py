@@ -95,7 +95,7 @@ def row_tile(
         return None
     period = max(VECTOR_BYTES // math.gcd(size, VECTOR_BYTES) for size in sizes)
     tile = Tile(max(period, part), part)
-    taken = _places_taken(dtypes, out_dtypes)
+    taken = places_taken(dtypes, out_dtypes)
     apart = [one for one, place in zip(out_dtypes, taken, strict=True) if place is None]
     staged = sum(sizes) + sum(columns * size_of(one) for one in apart)
     if _RESIDENT * (tile.height * staged + 8 * columns + 2048) > shared_memory:
@@ -103,7 +103,7 @@ def row_tile(
     return tile if rows >= _ENOUGH * multiprocessors * tile.height else None
 
 
-def _places_taken(
+def places_taken(
     dtypes: Sequence[np.dtype[Any]], out_dtypes: Sequence[np.dtype[Any]]
 ) -> list[int | None]:
     """For each result, the operand of its dtype whose place it takes, if there is one left."""
@@ -144,7 +144,7 @@ def tiled_row_kernel(
     full, left = divmod(rows, height)
     whole = [len(one.shape) == 2 for one in out_types]
     of_matrices = [one.dtype for one, matrix in zip(out_types, whole, strict=True) if matrix]
-    taken = _places_taken(dtypes, of_matrices)
+    taken = places_taken(dtypes, of_matrices)
 
     def on_tiles(*refs: Any, loaded: Any, **buffers: Any) -> None:
         sources = refs[: len(dtypes)]

@@ -1,0 +1,252 @@
+"""Rows that begin within vectors and that registers do not hold: each passes shared memory.
+
+A row's whole vectors are fetched by one copy, however often the row is read. From shared memory,
+lanes take elements one by one; the results are brought together in the same place, and stored by
+whole vectors but for the ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_std.ops.rows.kernel import INSIDE, Chunk, Exchange, Rows, Work, in_step
+from pallasite_std.ops.rows.tiles import places_taken
+from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_of
+
+THREADS = 4
+"""Warpgroups that share a row."""
+
+_CHUNK = 16 * LANES
+"""Columns that a warpgroup works on at a time, at most."""
+
+_MOST_RESIDENT = 3
+"""Blocks of a multiprocessor."""
+
+_ENOUGH = 2
+"""Rows for each multiprocessor at least."""
+
+
+class _SharedChunk(Chunk):
+    """Some columns of a row in shared memory."""
+
+    def load_again(self, ref: Any) -> Any:
+        """See the base class; of where the row is."""
+        return self._place(ref)[...].astype(jnp.float32)
+
+    def store(self, ref: Any, value: Any) -> None:
+        """See the base class; to where the row is."""
+        place = self._place(ref)
+        place[...] = value.astype(place.dtype)
+
+    def _place(self, ref: Any) -> Any:
+        assert isinstance(self.rows, _SharedRow)
+        place, shift = self.rows.places[id(ref)]
+        return place.at[pl.ds(shift + self.first, self.width)]
+
+
+class _SharedRow(Rows):
+    """A row in shared memory.
+
+    Attributes:
+      places: by the identity of a matrix, where the row is, and at which element it begins.
+    """
+
+    def __init__(
+        self, tiling: RowTiling, row: Any, thread: Any, exchange: Any, places: dict[int, Any]
+    ) -> None:
+        super().__init__(tiling, row, thread, exchange)
+        self.places = places
+        self.resident = self.chunk_at(thread * tiling.chunk, tiling.chunk)
+
+    def chunk_at(self, first: Any, width: int) -> Chunk:
+        """See the base class."""
+        return _SharedChunk(self, first, width, kept=False)
+
+    def rest(self) -> Chunk | None:
+        """See the base class."""
+        found = super().rest()
+        return None if found is None else self.chunk_at(found.first, found.width)
+
+
+def _tiling(columns: int) -> RowTiling:
+    """Chunks of one width, the same number for each warpgroup, and few columns behind them."""
+    turns = -(-columns // (THREADS * _CHUNK))
+    chunk = columns // (THREADS * turns * LANES) * LANES
+    return RowTiling(1, THREADS, chunk, columns)
+
+
+def _bytes(
+    columns: int, dtypes: Sequence[np.dtype[Any]], out_dtypes: Sequence[np.dtype[Any]]
+) -> int:
+    """Bytes of shared memory of a block, about."""
+    taken = places_taken(dtypes, out_dtypes)
+    apart = [one for one, place in zip(out_dtypes, taken, strict=True) if place is None]
+    return sum(columns * size_of(one) + 128 for one in (*dtypes, *apart)) + 1024
+
+
+def shared_row_kernel(
+    body: Callable[..., Work],
+    rows: int,
+    columns: int,
+    dtypes: Sequence[np.dtype[Any]],
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    exchanges: int,
+    multiprocessors: int,
+    shared_memory: int,
+) -> Callable[..., tuple[jax.Array, ...]] | None:
+    """A kernel with a block for each row, or None if it does not suit.
+
+    Args:
+      body: ``body(rows, *refs)`` works on a row; it yields what it reduces.
+      rows, columns: of the matrices.
+      dtypes: of the first operands, which are matrices; the others are none.
+      out_types: types of the results: matrices, or with an element for each row.
+      name: of the kernel, in profiles.
+      exchanges: values that the body reduces altogether.
+      multiprocessors: of the machine.
+      shared_memory: bytes that a block may have.
+    """
+    matrix = [len(one.shape) == 2 for one in out_types]
+    of_matrices = [one.dtype for one, whole in zip(out_types, matrix, strict=True) if whole]
+    resident = min(_MOST_RESIDENT, shared_memory // _bytes(columns, dtypes, of_matrices))
+    unaligned = any(columns * size_of(one) % VECTOR_BYTES for one in dtypes)
+    if not unaligned or resident < 2 or rows < _ENOUGH * multiprocessors * resident:
+        return None
+    if rows * columns >= 2**31 or columns < 2 * THREADS * LANES:
+        return None
+    taken, total = places_taken(dtypes, of_matrices), rows * columns
+
+    def vector_of(dtype: Any) -> int:
+        return VECTOR_BYTES // size_of(dtype)
+
+    def padded(dtype: Any) -> int:
+        """Elements of all whole vectors that a row has elements of."""
+        vector = vector_of(dtype)
+        return -(-(columns + vector - 1) // vector) * vector
+
+    def on_row(*refs: Any, loaded: Any, finished: Any, **buffers: Any) -> None:
+        sources = refs[: len(dtypes)]
+        results = [one for one, whole in zip(refs[-len(out_types) :], matrix, strict=True) if whole]
+        row, thread = lax.axis_index("rows"), lax.axis_index("part")
+        begin = row * columns
+        exchange = Exchange(THREADS, buffers.pop("partials"), buffers.pop("barrier"))
+        places = dict[int, Any]()
+        for number, source in enumerate(sources):
+            shift = lax.rem(begin, vector_of(source.dtype))
+            places[id(source)] = buffers[f"staged_{number}"], shift
+        for number, (result, operand) in enumerate(zip(results, taken, strict=True)):
+            buffer = f"result_{number}" if operand is None else f"staged_{operand}"
+            places[id(result)] = buffers[buffer], lax.rem(begin, vector_of(result.dtype))
+
+        def fetch(source: Any) -> None:
+            vector, (place, shift) = vector_of(source.dtype), places[id(source)]
+            first = pl.multiple_of(begin - shift, vector)
+
+            def copy(count: int) -> None:
+                some = source.at[pl.ds(first, count)]
+                plgpu.copy_gmem_to_smem(some, place.at[pl.ds(0, count)], loaded, oob_mode=INSIDE)
+
+            # What ends behind the last whole vector of the matrix no copy can fetch.
+            whole, of_last = total // vector * vector, (rows - 1) * columns // vector * vector
+            count, behind = padded(source.dtype), total - whole
+            if whole - of_last >= count:
+                copy(count)
+                return
+
+            def last() -> None:
+                copy(whole - of_last)
+                if behind:
+                    place[pl.ds(whole - of_last, behind)] = source[pl.ds(whole, behind)]
+
+            pl.when(row < rows - 1)(lambda: copy(count))
+            pl.when(row == rows - 1)(last)
+
+        def fetch_all() -> None:
+            for source in sources:
+                fetch(source)
+            plgpu.barrier_arrive(loaded)
+
+        pl.when(thread == 0)(fetch_all)
+        plgpu.barrier_wait(loaded)
+        block = _SharedRow(_tiling(columns), row, thread, exchange, places)
+        in_step([body(block, *refs)], [block])
+        plgpu.barrier_arrive(finished)
+        plgpu.barrier_wait(finished)
+        for result in results:
+            write(result, thread, begin, *places[id(result)])
+
+    def write(result: Any, thread: Any, begin: Any, place: Any, shift: Any) -> None:
+        vector = vector_of(result.dtype)
+        first = pl.multiple_of(begin - shift, vector)
+        width, inside = LANES * vector, (columns - vector) // vector * vector
+
+        def copy(position: Any, count: int) -> None:
+            position = pl.multiple_of(position, vector)
+            result[pl.ds(first + position, count)] = place[pl.ds(position, count)]
+
+        def step(number: Any, carry: tuple[()]) -> tuple[()]:
+            copy(vector + (number * THREADS + thread) * width, width)
+            return carry
+
+        full = inside // width
+        mine = lax.div(full - thread + (THREADS - 1), THREADS)
+        lax.fori_loop(0, mine, step, ())
+
+        def ends() -> None:
+            if inside % width:
+                copy(vector + full * width, inside % width)
+            for start in (0, columns - 2 * vector):
+                some = pl.ds(shift + start, 2 * vector)
+                result[pl.ds(begin + start, 2 * vector)] = place[some]
+
+        pl.when(thread == THREADS - 1)(ends)
+
+    scratch: dict[str, Any] = {
+        f"staged_{number}": plgpu.SMEM((padded(dtype),), dtype)
+        for number, dtype in enumerate(dtypes)
+    }
+    for number, (dtype, operand) in enumerate(zip(of_matrices, taken, strict=True)):
+        if operand is None:
+            scratch[f"result_{number}"] = plgpu.SMEM((padded(dtype),), dtype)
+    scratch["loaded"] = plgpu.Barrier(num_arrivals=len(dtypes) + 1)
+    scratch["finished"] = plgpu.Barrier(num_arrivals=THREADS)
+    scratch["partials"] = plgpu.SMEM((exchanges, THREADS), jnp.float32)
+    scratch["barrier"] = plgpu.Barrier(num_arrivals=THREADS)
+    kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
+        on_row,
+        out_type=tuple(
+            jax.ShapeDtypeStruct((total,), one.dtype) if whole else one
+            for one, whole in zip(out_types, matrix, strict=True)
+        ),
+        grid=(rows,),
+        grid_names=("rows",),
+        num_threads=THREADS,
+        thread_name="part",
+        kernel_name=name,
+        compiler_params=plgpu.CompilerParams(min_blocks=resident),
+        scratch_types=scratch,
+    )
+
+    def call(*operands: Any) -> tuple[jax.Array, ...]:
+        flat = [one.reshape(-1) for one in operands[: len(dtypes)]]
+        written = kernel(*flat, *operands[len(dtypes) :])
+        return tuple(
+            one.reshape(rows, columns) if whole else one
+            for one, whole in zip(written, matrix, strict=True)
+        )
+
+    return call
+
+
+def suits_shared(columns: int) -> bool:
+    """Whether rows of so many columns that begin within vectors are better in shared memory."""
+    return False

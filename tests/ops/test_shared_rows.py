@@ -1,0 +1,91 @@
+"""Norms and quotients of long rows that begin within vectors, in shared memory, against formulas
+in float64."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallasite import ops
+from pallasite_std.ops.rows import norm_kernels, norms, quantize
+
+pytestmark = pytest.mark.runs_kernels
+
+MACHINE = 1, 227 * 1024
+BF16, F32 = np.dtype(jnp.bfloat16), np.dtype(np.float32)
+
+
+@pytest.fixture
+def in_shared_memory(monkeypatch):
+    """Returns what was made."""
+    found = []
+    for module, kernel in ((norm_kernels, norm_kernels.forward), (quantize, quantize._kernel)):
+        real = module.shared_row_kernel
+
+        def recorded(*arguments, real=real):
+            found.append(real(*arguments))
+            return found[-1]
+
+        monkeypatch.setattr(module, "shared_row_kernel", recorded)
+        monkeypatch.setattr(module, "suits_shared", lambda *arguments: True)
+        monkeypatch.setattr(module, "suits_tiles", lambda *arguments: False)
+        kernel.cache_clear()
+    for module in (norms, quantize):
+        monkeypatch.setattr(module, "machine", lambda: MACHINE)
+    yield found
+    norm_kernels.forward.cache_clear()
+    quantize._kernel.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "centered", "residual", "kind"),
+    [
+        (9, 9001, BF16, False, False, None),
+        (8, 8195, BF16, True, True, None),  # Chunks but for three columns; the last row is whole.
+        (11, 5122, BF16, True, True, np.int8),  # Results that begin elsewhere in vectors.
+        (7, 6001, F32, True, False, None),
+        (7, 12289, BF16, False, False, jnp.float8_e4m3fn),
+    ],
+)
+def test_norms(rows, columns, dtype, centered, residual, kind, in_shared_memory):
+    draw = np.random.default_rng(columns)
+    x, other = (jnp.asarray(draw.normal(size=(rows, columns)) + one, dtype) for one in (1, 0.5))
+    weight, bias = (jnp.asarray(draw.normal(size=columns), dtype) for _ in range(2))
+    options = dict(residual=other if residual else None, quantize=kind)
+    if centered:
+        results = ops.layer_norm(x, weight, bias, **options)
+    else:
+        results = ops.rms_norm(x, weight, **options)
+    results = results if isinstance(results, tuple) else (results,)
+    assert in_shared_memory[-1] is not None
+    total = x + other if residual else x
+    if residual:
+        np.testing.assert_array_equal(np.asarray(results[-1]), np.asarray(total))
+    wide, w, b = (np.asarray(one, np.float64) for one in (total, weight, bias))
+    if centered:
+        wide = wide - wide.mean(-1, keepdims=True)
+    scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + (1e-5 if centered else 1e-6))
+    exact = wide * scale * w + (b if centered else 0.0)
+    value = np.asarray(results[0], np.float64)
+    if kind is not None:
+        value = value * np.asarray(results[1], np.float64)[:, None]
+    tolerance = (1e-6 if dtype == F32 else 6e-3) if kind is None else 4e-2
+    errors = np.linalg.norm(value - exact, axis=1) / np.linalg.norm(exact, axis=1)
+    assert errors.max() < tolerance
+    worst = abs(value - exact).max() / abs(exact).max()
+    assert worst < (1e-6 if dtype == F32 else 4e-3) if kind is None else worst < 4e-2
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "kind"), [(7, 9005, jnp.float8_e5m2), (8, 7002, np.int8)]
+)
+def test_quantization(rows, columns, kind, in_shared_memory):
+    x = jnp.asarray(np.random.default_rng(rows).normal(size=(rows, columns)), BF16)
+    values, scales = ops.quantize(x, kind)
+    assert in_shared_memory[-1] is not None
+    exact = np.asarray(x, np.float64)
+    found = np.asarray(values, np.float64) * np.asarray(scales, np.float64)[:, None]
+    errors = np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
+    assert errors.max() < 8e-2
+    assert (abs(found - exact).max(1) < 0.13 * abs(exact).max(1)).all()
