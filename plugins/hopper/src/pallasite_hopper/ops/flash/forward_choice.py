@@ -95,9 +95,6 @@ def default_config(
     return _of_least_time(config, work, most, shared=plain)
 
 
-_MANY = 16
-"""Tiles of a multiprocessor that are enough: the last ones are a small part of all."""
-
 _GAIN = 0.9
 """What other tiles have to be estimated at, of the time of those that rounds of blocks say."""
 
@@ -107,7 +104,7 @@ def _of_least_time(
     config: AttentionConfig, work: Work, most: int, *, shared: bool
 ) -> AttentionConfig:
     """The configuration, or another one if it takes less time by the estimate."""
-    if not 0 < -(-work.q_seq // config.block_q) * work.heads <= _MANY * MULTIPROCESSORS:
+    if not work.q_seq * work.kv_seq * work.heads:
         return config
     others = [one for one in alternatives(config, work, most, shared=shared) if _timed(config, one)]
     best = min(others, key=lambda one: microseconds(work, one))

@@ -72,6 +72,9 @@ class _Rates:
 
 _RATES = _Rates()
 
+_MANY = 16
+"""Tiles of a multiprocessor beyond which they are not gone through: the last are a small part."""
+
 
 def microseconds(work: Work, config: AttentionConfig) -> float:
     """The estimate, for blocks of which up to 4 share a tile."""
@@ -84,13 +87,17 @@ def microseconds(work: Work, config: AttentionConfig) -> float:
         tile += rates.window * step
     if config.split > 1:
         tile += rates.combine + rates.combine_elements * heads * config.warpgroups
-    times = [tile + -(-count // config.split) * step for count in _steps(work, config)]
-    return rates.kernel + makespan(times, dict(rates.clusters)[config.split])
+    places = dict(rates.clusters)[config.split]
+    seen = _steps(work, config)
+    times = [tile + -(-count // config.split) * step for count in seen]
+    if len(times) * work.heads > _MANY * places:
+        return rates.kernel + sum(times) * work.heads / places + max(times) / 2
+    return rates.kernel + makespan(_ordered(times, work, config), places)
 
 
 def _steps(work: Work, config: AttentionConfig) -> list[int]:
-    """Of each tile, in the order in which they begin."""
-    seen = meeting(
+    """Of each tile of a head."""
+    return meeting(
         work.q_seq,
         work.kv_seq,
         config.block_q,
@@ -99,11 +106,15 @@ def _steps(work: Work, config: AttentionConfig) -> list[int]:
         after=work.right,
         shift=work.kv_seq - work.q_seq,
     )
+
+
+def _ordered(times: list[float], work: Work, config: AttentionConfig) -> list[float]:
+    """Of the tiles of all heads, in the order in which they begin."""
     if work.right != 0:
-        return seen * work.heads
+        return times * work.heads
     at_once = config.heads_at_once(work.heads, work.group, work.kv_seq, work.head_dim)
     found = []
     for first in range(0, work.heads, at_once):
         width = min(at_once, work.heads - first)
-        found += [count for count in reversed(seen) for _ in range(width)]
+        found += [time for time in reversed(times) for _ in range(width)]
     return found
