@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, SHARED_MEMORY, MatmulConfig
@@ -41,13 +41,12 @@ _SWAPPED_TILES = (
     (128, 2, 1, 256, "m"),
     (192, 2, 48, 256, "n"),
     (256, 2, 48, 192, "m"),
+    (192, 1, 32, 112, "m"),
 )
 """tile_m, consumer warpgroups, least and most columns, which extent the warpgroups halve. Large
-tiles of few columns have been no faster anywhere."""
+tiles of two warpgroups and few columns have been no faster anywhere."""
 _ROWS = (64, 128, 192, 256)
 """That tiles of the transposed GEMM have."""
-_TALL_TILES = ((192, 1, 32, 112, "m"),)
-"""The same, of many rows for one warpgroup."""
 _WIDE_TILE_ROWS, _WIDE_COLUMNS = 128, (264, 304)
 """Rows of tiles of the transposed GEMM whose columns take two instructions, and columns."""
 _LEAST_COLUMNS, _MOST_COLUMNS = 24, 256
@@ -68,7 +67,7 @@ up to a third more time (measured on an H200)."""
 
 def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
     """The configurations that the estimate of the time has been fitted to, in no order."""
-    for tile, across in _tiles(sizes, _SWAPPED_TILES):
+    for tile, across in _tiles(sizes):
         yield from _divided(tile, *across, sizes)
         yield from _shared(tile, *across, sizes)
     for tile, across in _alternate_tiles(sizes):
@@ -81,9 +80,7 @@ def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
 
 def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
     """Others, which only measuring can choose: how long they take is not known."""
-    for tile, across in _tiles(sizes, _TALL_TILES):
-        yield from _divided(tile, *across, sizes)
-    for tile, (m, n) in _tiles(sizes, _SWAPPED_TILES):
+    for tile, (m, n) in _tiles(sizes):
         if tile.swap and m > tile.tile_m and n > tile.tile_n:
             config = _completed(tile, {"cluster": 2, "cluster_along": "m"}, m, n, sizes)
             config = None if config is None else _with_stages(config, 2, n, sizes)
@@ -91,9 +88,7 @@ def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
                 yield config
 
 
-def _tiles(
-    sizes: Sizes, swapped: Sequence[tuple[int, int, int, int, str]]
-) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
+def _tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
     """Tilings, and the extents of the GEMM along the tiles' rows and columns."""
     m, n, k, size = sizes.m, sizes.n, sizes.k, sizes.size
     for tile_m, tile_n, warpgroups, split in _TILES:
@@ -113,7 +108,7 @@ def _tiles(
     for columns, rows in _swapped_columns(sizes):
         # Of equals the first is taken: several rounds of tiles prefer deep steps.
         for (tile_m, warpgroups, least, most, split), shallow in itertools.product(
-            swapped, (True, False)
+            _SWAPPED_TILES, (True, False)
         ):
             depth = 128 if shallow == (n <= tile_m * H200.multiprocessors) else 256
             if tile_m not in rows or (depth > 128 and columns > 32):

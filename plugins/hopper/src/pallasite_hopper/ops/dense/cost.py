@@ -74,6 +74,9 @@ class Rates:
       xla_vector: nanoseconds of its product of one row with a matrix, besides what follows.
       xla_vector_fill: of that, for each element along k.
       xla_vector_memory: bytes that it reads.
+      xla_vector_most: elements along k from which on two kernels do, which divide them.
+      xla_vector_divided: nanoseconds of those besides what they read.
+      xla_vector_divided_memory: bytes that they read.
     """
 
     multiprocessors: int
@@ -124,6 +127,9 @@ class Rates:
     xla_vector: float
     xla_vector_fill: float
     xla_vector_memory: float
+    xla_vector_most: int
+    xla_vector_divided: float
+    xla_vector_divided_memory: float
 
 
 H200 = Rates(
@@ -175,6 +181,9 @@ H200 = Rates(
     xla_vector=890.0,
     xla_vector_fill=4.83,
     xla_vector_memory=3790.0,
+    xla_vector_most=4096,
+    xla_vector_divided=3300.0,
+    xla_vector_divided_memory=2400.0,
 )
 """Those of our kernels: fitted to the times of 1,609 kernels of 144 shapes, 24 of them in float8,
 on an H200 (2026-11), with nothing of the operands in the L2 cache (``benchmarks/gemm_fit.py``),
@@ -182,7 +191,8 @@ from rates that had been fitted to some 4,000 others. The standard deviation of 
 what it chooses of the configurations that were measured takes 1.7 % more time than the fastest in
 the mean. With extents not divisible by 8 (jax 0.11.2): ``pad`` to ``store`` to the times of the
 kernels of 35 shapes (``benchmarks/unaligned.py``); from ``xla`` on, but for the epilogue, to XLA's
-times of 63, operands in row order, within 15 %, five of which have one row."""
+times of 63, operands in row order, within 15 %, five of which have one row, and two more one row
+that is divided."""
 
 _LINE = 128
 """Bytes of a line of the L2 cache."""

@@ -72,6 +72,9 @@ def nanoseconds_by_xla(sizes: Sizes, *, plain: bool = True, rates: Rates = H200)
     # Sums are written and read.
     epilogue = 0 if plain else rates.xla_epilogue + 2 * m * n * 4 / rates.xla_memory
     if m == 1 and not sizes.transpose_b:  # Columns are summed up by loads of single elements.
+        if k > rates.xla_vector_most:
+            divided = rates.xla_vector_divided + read / rates.xla_vector_divided_memory
+            return divided + epilogue
         vector = rates.xla_vector + rates.xla_vector_fill * k + read / rates.xla_vector_memory
         return vector + epilogue
     # Where rows lie along k, all steps read, and mask, elements of unaligned rows. Of a transposed
