@@ -262,8 +262,8 @@ def chosen(kind: str, choose: bool) -> Iterator[None]:
         if kind == "prefill":
             from pallasite_hopper.ops.decode import prefill
 
-            least = 1 if choose else 1 << 40
-            stack.enter_context(mock.patch.object(prefill, "LEAST_QUERIES", least))
+            same = lambda q_shape, kv_heads: choose  # noqa: E731
+            stack.enter_context(mock.patch.object(prefill, "gains", same))
         yield
 
 

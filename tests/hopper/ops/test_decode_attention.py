@@ -14,6 +14,7 @@ from pallasite.codegen.assembler import assemble
 from pallasite.codegen.tools import find_tool
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops import DecodeConfig, decode_attention, paged_attention
+from pallasite_hopper.ops.decode import prefill
 from pallasite_hopper.ops.decode.config import Cache, default_config, evenly
 
 DTYPES = {"bfloat16": (jnp.bfloat16, 2e-2), "float16": (jnp.float16, 3e-3)}
@@ -155,8 +156,9 @@ def test_configurations(head_dim, config, dtype):
 
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("layout", [None, "heads_first", "tokens_first"])
-def test_prefill(layout):
+def test_prefill(layout, monkeypatch):
     """Many queries, some before the first key; what is beyond the lengths is not a number."""
+    monkeypatch.setattr(prefill, "gains", lambda q_shape, kv_heads: True)
     rng = np.random.default_rng(1)
     q = random(rng, (3, 40, 16, 24), jnp.float16)
     lengths, size = np.array([100, 25, 0]), 24
@@ -181,6 +183,21 @@ def test_prefill(layout):
         result = paged_attention(q, k, v, *arrays, soft_cap=3.0, page_layout=layout)
     expected = reference(q, *exact, lengths, 24**-0.5, soft_cap=3.0)
     assert np.abs(np.asarray(result, np.float64) - expected).max() < 3e-3
+
+
+@pytest.mark.parametrize(
+    ("q_shape", "kv_heads", "gains"),
+    [
+        ((2, 700, 16, 128), 4, True),
+        ((6, 150, 32, 64), 8, True),
+        ((10, 10, 64, 128), 16, False),  # Tiles of attention's kernel have the rows of one head.
+        ((14, 40, 24, 64), 8, False),
+        ((20, 12, 6, 64), 6, False),
+    ],
+)
+def test_rows_are_brought_together_where_that_takes_less_time(q_shape, kv_heads, gains):
+    assert prefill.suits(q_shape, jnp.bfloat16, kv_heads, jnp.bfloat16) == gains
+    assert not prefill.suits(q_shape, jnp.bfloat16, kv_heads, jnp.int8)
 
 
 @pytest.mark.runs_kernels

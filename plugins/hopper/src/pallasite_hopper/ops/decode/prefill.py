@@ -6,6 +6,8 @@ less time to bring the rows of a sequence together, and to compute tiles of 128 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -13,11 +15,30 @@ import jax.numpy as jnp
 
 from pallasite_hopper.ops.decode.config import MOST_TOKENS
 from pallasite_hopper.ops.flash.config import LARGEST_HEAD
+from pallasite_hopper.ops.flash.forward_choice import default_config
+from pallasite_hopper.ops.flash.forward_time import Work, microseconds
 from pallasite_std.api import DecodeProblem
 
-LEAST_QUERIES = 128
-"""Queries that share a head of the cache from which on rows are brought together: with so many that
-took 0.76 of the portable kernel's time on an H200, with 2048 of them 0.17."""
+_KEYS = 4096
+"""Of a sequence, for the estimates: of more keys both ways take more time alike."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rates:
+    """Microseconds, fitted to 15 shapes (9 to 8192 queries that share a head of the cache, 1 to 16
+    sequences of 2048 to 16384 keys), timed on an H200.
+
+    Attributes:
+      together: of bringing rows together, for each megabyte of the cache: read, and written.
+      portable: of the portable kernel, for each megabyte and 64 queries that share a head of 128
+        elements; those of 64 take half.
+      copies, portable_kernels: of each way besides.
+    """
+
+    together: float = 0.5
+    portable: float = 0.73
+    copies: float = 8.0
+    portable_kernels: float = 5.0
 
 
 def suits(q_shape: tuple[int, ...], dtype: Any, kv_heads: int, cache_dtype: Any) -> bool:
@@ -31,8 +52,23 @@ def suits(q_shape: tuple[int, ...], dtype: Any, kv_heads: int, cache_dtype: Any)
     """
     if len(q_shape) != 4 or q_shape[1] <= MOST_TOKENS or cache_dtype != dtype:
         return False
-    queries = q_shape[1] * q_shape[2] // max(1, kv_heads)
-    return queries >= LEAST_QUERIES and 0 < q_shape[3] <= LARGEST_HEAD
+    batch, _, heads, head_dim = q_shape
+    # Errors of shapes are the operation's.
+    fits = kv_heads > 0 and heads % kv_heads == 0 and 0 < head_dim <= LARGEST_HEAD
+    return fits and batch * heads > 0 and gains(q_shape, kv_heads)
+
+
+@functools.lru_cache(maxsize=1024)
+def gains(q_shape: tuple[int, ...], kv_heads: int) -> bool:
+    """Whether rows that are brought together take less time, by estimates of both ways."""
+    batch, tokens, heads, head_dim = q_shape
+    keys, group = max(_KEYS, tokens), heads // kv_heads
+    config = default_config(head_dim, True, tokens, heads=batch * heads, group=group, kv_seq=keys)
+    work = Work(batch * heads, tokens, keys, head_dim, right=0, group=group)
+    rates, megabytes = _Rates(), 4e-6 * batch * keys * kv_heads * head_dim
+    together = rates.copies + rates.together * megabytes + microseconds(work, config)
+    tiles, size = -(-tokens * group // 64), min(max(head_dim, 64), 128) / 128
+    return together < rates.portable_kernels + rates.portable * size * megabytes * tiles
 
 
 def run(problem: DecodeProblem, operands: list[Any]) -> jax.Array:
