@@ -116,13 +116,17 @@ def alternatives(
     config: AttentionConfig, work: Work, most: int, *, shared: bool
 ) -> list[AttentionConfig]:
     """Configurations with tiles of up to ``most`` warpgroups, or, if ``shared``, also with blocks
-    that share the keys of a tile, and with three warpgroups and small steps."""
+    that share the keys of a tile, with three warpgroups and small steps, or in windows of few keys
+    with small steps."""
     found = [dataclasses.replace(config, warpgroups=n) for n in range(1, most + 1)]
     if not shared:
         return found
+    small = [dataclasses.replace(one, block_kv=64) for one in found if config.block_kv > 64]
+    if work.left is None or work.left > 8 * config.block_kv:
+        small = []
     if 64 < work.head_dim <= 128 and work.q_seq > 2 * ROWS:
-        high = dataclasses.replace(config, warpgroups=3, block_kv=64, ping_pong=True)
-        found += [deep for deep in [_as_deep_as_fits(high, work.head_dim)] if deep]
+        small.append(dataclasses.replace(config, warpgroups=3, block_kv=64, ping_pong=True))
+    found += [deep for one in small if (deep := _as_deep_as_fits(one, work.head_dim))]
     few = _shared_configs(config, work.head_dim, most)
     return found + [one for one in few if one.split <= 4]
 
@@ -131,7 +135,7 @@ def _timed(config: AttentionConfig, other: AttentionConfig) -> bool:
     """Whether tiles of this kind have been timed as a choice; the others are left to tuning."""
     if other.split > 1:
         return other.warpgroups == 1
-    return other.warpgroups <= max(config.warpgroups, 2)
+    return other.warpgroups <= max(config.warpgroups, 2) and other.block_kv == config.block_kv
 
 
 def _shared_configs(base: AttentionConfig, head_dim: int, most: int) -> list[AttentionConfig]:
