@@ -123,6 +123,8 @@ def test_blocks_that_share_keys(causal, changes):
         (dict(q_heads=1, kv_heads=1, q_seq=6000, kv_seq=6000, left=4000, right=0), True),
         # 224 blocks of 132 multiprocessors, with groups of 8.
         (dict(q_heads=64, kv_heads=8, q_seq=3521, kv_seq=3521, head_dim=96, causal=True), True),
+        # Few blocks of one warpgroup, whose steps take as long as those of two.
+        (dict(q_heads=2, kv_heads=2, q_seq=700, kv_seq=700, head_dim=64, causal=True), True),
         (dict(batch=8, causal=True), False),
         (dict(q_heads=132, kv_heads=132, q_seq=64, kv_seq=64), False),
         # Steps of windows take longer than the estimate says.
