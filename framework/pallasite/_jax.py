@@ -350,6 +350,13 @@ def current_user_location() -> SourceLocation | None:
     return None
 
 
+def users_line(own: SourceLocation | None) -> SourceLocation | None:
+    """A kernel's line, or, if a library has made it, the program's, as far as it is known."""
+    if own and is_user_filename(own.file):
+        return own
+    return user_location(current_source_info()) or current_user_location() or own
+
+
 def raised_by_user(error: BaseException) -> bool:
     """Whether the user's own code raised an exception, not JAX or Pallasite.
 

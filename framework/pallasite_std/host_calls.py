@@ -22,9 +22,15 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from pallasite.plugin import ExecutionError, LaunchRequest, PallasiteError, config
+from pallasite.plugin import (
+    ExecutionError,
+    LaunchRequest,
+    PallasiteError,
+    SourceLocation,
+    config,
+)
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.language import communication_effect
+from pallasite.plugin.language import checks, communication_effect
 from pallasite.plugin.runtime import CompiledKernel
 
 HostFunction = Callable[[CompiledKernel, Sequence[np.ndarray]], Sequence[np.ndarray]]
@@ -56,7 +62,8 @@ def run_on_host(
     """
     if ordered is None:
         ordered = communicates(compiled) and (request is None or request.ordered)
-    call = _HostCall(execute, compiled, config.scoped_options(), ordered)
+    line = _jax.users_line(None)
+    call = _HostCall(execute, compiled, config.scoped_options(), ordered, line)
     results: list[jax.Array] = host_call_p.bind(*operands, call=call)
     return results
 
@@ -104,6 +111,7 @@ class _HostCall:
     compiled: CompiledKernel
     options: Mapping[str, Any]
     ordered: bool
+    line: SourceLocation | None
 
     def __call__(self, *inputs: Any) -> tuple[np.ndarray, ...]:
         error: Exception
@@ -111,6 +119,10 @@ class _HostCall:
             return self._run(inputs)
         except PallasiteError as problem:
             error = problem
+            if problem.location is not None:
+                # That of a library's kernel says less than where the program calls it.
+                with contextlib.suppress(PallasiteError), checks.errors_at(lambda: self.line):
+                    raise
         except Exception as problem:
             # XLA keeps the last line only, and the frames would keep the arrays.
             problem.add_note("".join(traceback.format_exception(problem)))

@@ -121,4 +121,5 @@ from pallasite._jax import transform_type as transform_type
 from pallasite._jax import typeof as typeof
 from pallasite._jax import uninitialized as uninitialized
 from pallasite._jax import user_location as user_location
+from pallasite._jax import users_line as users_line
 from pallasite._jax import while_p as while_p

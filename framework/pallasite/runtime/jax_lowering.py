@@ -56,7 +56,7 @@ def lower_kernel_call(
       ExecutionError: nothing can run kernels on this platform.
       PallasiteError: the kernel cannot be compiled.
     """
-    with checks.errors_at(lambda: _users_line(spec)):
+    with checks.errors_at(lambda: _jax.users_line(spec.location)):
         if platform is None:
             platform = single_platform(ctx.platforms or ctx.module_context.platforms, spec.name)
         check_operands(spec, [words_type(aval) for aval in ctx.avals_in])
@@ -87,14 +87,6 @@ def lower_kernel_call(
             run = functools.partial(_with_words, run, tuple(ctx.avals_out))
         rule = mlir.lower_fun(run, multiple_results=True)
         return rule(ctx, *operands)
-
-
-def _users_line(spec: KernelSpec) -> Any:
-    """A kernel's line, or, if a library has made it, the program's, as far as it is known."""
-    if spec.location and _jax.is_user_filename(spec.location.file):
-        return spec.location
-    found = _jax.user_location(_jax.current_source_info())
-    return found or _jax.current_user_location() or spec.location
 
 
 def _with_words(run: Callable[..., Any], results: Sequence[Any], *operands: Any) -> list[Any]:

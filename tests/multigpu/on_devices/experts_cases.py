@@ -158,6 +158,8 @@ def test_more_rows_than_there_is_room_for():
         on_each(send, 2, x, experts)
     text = "kernel 'moe_dispatch': device 0 gets 6 rows, more than it has room for (the capacity)"
     assert text in str(caught.value)
+    location = caught.value.location
+    assert location is not None and "/tests/" in location.file  # Not a line of the library.
 
 
 @pytest.mark.parametrize(

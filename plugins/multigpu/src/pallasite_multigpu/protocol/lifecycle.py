@@ -7,6 +7,7 @@ import zlib
 
 import numpy as np
 
+from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import KernelContext
 from pallasite_multigpu.network import calls
@@ -114,7 +115,7 @@ def finish(kernel: KernelContext) -> None:
         arguments={
             "communicates": state.begins,
             "fingerprint": state.fingerprint,
-            "location": str(kernel.location or ""),
+            "location": _own_line(kernel),
             "multicasts": state.multicasts,
             "clears": bool(state.cleared),
             "network": state.network,
@@ -124,6 +125,13 @@ def finish(kernel: KernelContext) -> None:
     pointer = launch.array_pointer(buffer)
     replace(state.table, pointer)
     state.table = pointer
+
+
+def _own_line(kernel: KernelContext) -> str:
+    """The line that defines a kernel; empty if that is a library's, and the program's is to be
+    told."""
+    own = kernel.location
+    return "" if own is None or _jax.users_line(own) is not own else str(own)
 
 
 def _fingerprint(kernel: KernelContext) -> int:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import LaunchRequest, UnsupportedError
+from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.runtime import CompiledKernel, LaunchDevice
 from pallasite_multigpu.protocol import layout
 from pallasite_multigpu.runtime import (
@@ -54,6 +55,7 @@ class TableProvider:
         from there. Elsewhere, and for a kernel that meets
         nobody, it says who the device is and nothing more; the simulator fills in the rest.
         """
+        location = location or str(_jax.users_line(None) or "")
         devices = math.prod(size for _, size in request.device_mesh.axes)
         if communicates and request.platform != "cuda":
             _check_one_process(compiled, request, location)
