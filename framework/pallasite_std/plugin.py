@@ -50,6 +50,7 @@ RULE_MODULES = (
     "rules.inline",
     "rules.loads",
     "rules.mma",
+    "rules.movements",
     "rules.placement",
     "rules.references",
     "rules.reductions",
@@ -387,6 +388,7 @@ def pallasite_passes() -> list[Pass]:
     from pallasite_std.passes.code_size import check_code_size
     from pallasite_std.passes.counters import carry_remainders
     from pallasite_std.passes.definitions import expand_definitions
+    from pallasite_std.passes.movements import move_directly
     from pallasite_std.passes.negation import exact_negations
     from pallasite_std.passes.odd_rows import join_odd_rows
     from pallasite_std.passes.parameters import hoist_parameter_addresses
@@ -408,10 +410,17 @@ def pallasite_passes() -> list[Pass]:
             description="reduces arrays with odd rows of 16-bit elements by whole vectors",
         ),
         Pass(
+            name="move-directly",
+            stage="jaxpr",
+            run=move_directly,
+            after=("check-stages", "join-odd-rows"),
+            description="copies arrays of odd shapes that are only brought into another order",
+        ),
+        Pass(
             name="join-slices",
             stage="jaxpr",
             run=join_slices,
-            after=("check-stages", "join-odd-rows"),
+            after=("check-stages", "join-odd-rows", "move-directly"),
             description="moves slices of arrays of odd shapes that are concatenated at once",
         ),
         Pass(

@@ -1,11 +1,14 @@
-"""Movements of arrays of odd shapes: which parts of arrays in one row go through shared memory."""
+"""Movements of arrays of odd shapes: which parts of arrays in one row go through shared memory.
+
+Arrays that are only moved would be copied within global memory instead (``test_movements.py``).
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -26,6 +29,12 @@ from pallasite_std.primitives.slices import Slice
 from pallasite_std.spaces import MemorySpace
 
 SEMANTICS = [plgpu.LoweringSemantics.Lane, plgpu.LoweringSemantics.Warpgroup]
+
+
+@pytest.fixture(autouse=True)
+def _from_registers() -> Iterator[None]:
+    with pallasite.config.scoped(disabled_passes="move-directly"):
+        yield
 
 
 def moved(body: Callable[[Any], Any], x: np.ndarray, semantics: Any) -> np.ndarray:

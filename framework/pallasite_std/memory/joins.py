@@ -89,25 +89,53 @@ def _elements(
 ) -> Elements:
     """The elements of slices of row-major arrays of some shapes."""
     inner = math.prod(shapes[0][dimension + 1 :])
-    outer = math.prod(shapes[0][:dimension])
-    widths = [one.size * inner for one in slices]
-    starts = [one.start * inner for one in slices]
-    strides = [math.prod(shapes[one.operand][dimension:]) for one in slices]
-    width = sum(widths)
+    return row_elements(
+        rows=math.prod(shapes[0][:dimension]),
+        arrays=len(shapes),
+        operands=[one.operand for one in slices],
+        widths=[one.size * inner for one in slices],
+        starts=[one.start * inner for one in slices],
+        strides=[math.prod(shapes[one.operand][dimension:]) for one in slices],
+        dtype=dtype,
+    )
 
+
+def row_elements(
+    *,
+    rows: int,
+    arrays: int,
+    operands: Sequence[int],
+    widths: Sequence[int],
+    starts: Sequence[int],
+    strides: Sequence[int],
+    dtype: np.dtype[Any],
+) -> Elements:
+    """The elements of rows, each of which is rows of several arrays one beside the other.
+
+    Args:
+      rows: how many.
+      arrays: from which they are.
+      operands: for each part of a row, the number of the array.
+      widths: elements of that part.
+      starts: where in the array its first row begins.
+      strides: elements from row to row of the array.
+      dtype: of all.
+    """
+    width = sum(widths)
     bits = types.bit_width(dtype)
+    parts = list(zip(operands, widths, starts, strides, strict=True))
 
     def load(number: ir.Value, unit: int, pointer: ir.Value, places: Sequence[int]) -> ir.Value:
         row = ops.i32_constant(0)
         column = number
-        if outer > 1:
+        if rows > 1:
             row = ops.divide_unsigned(number, width // unit)
             column = ops.arith.subi(number, ops.multiply(row, width // unit))
         found: ir.Value | None = None
         before = 0
-        for one, own, start, stride in zip(slices, widths, starts, strides, strict=True):
+        for array, own, start, stride in parts:
             place = ops.add(ops.multiply(row, stride), ops.multiply(column, unit))
-            place = ops.add(place, places[one.operand] * 8 // bits + start - before)
+            place = ops.add(place, places[array] * 8 // bits + start - before)
             if found is not None:
                 place = ops.arith.select(ops.compare("ult", column, before // unit), found, place)
             found = place
@@ -117,20 +145,20 @@ def _elements(
 
     def windows(first: int, count: int) -> list[tuple[int, int]]:
         (top, left), (bottom, right) = divmod(first, width), divmod(first + count - 1, width)
-        needed: list[list[int]] = [[] for _ in shapes]
+        needed: list[list[int]] = [[] for _ in range(arrays)]
         before = 0
-        for one, own, start, stride in zip(slices, widths, starts, strides, strict=True):
+        for number, own, start, stride in parts:
             # Rows in which the slice is not reached, or behind it, are others'.
             begin, end = max(left - before, 0), min(right + 1 - before, own)
             low, high = (top, begin) if begin < own else (top + 1, 0)
             last, until = (bottom, end) if end > 0 else (bottom - 1, own)
             if (low, high) < (last, until):
-                needed[one.operand] += [low * stride + start + high, last * stride + start + until]
+                needed[number] += [low * stride + start + high, last * stride + start + until]
             before += own
         return [(min(ends), max(ends)) if ends else (0, 0) for ends in needed]
 
     unit = math.gcd(128 // bits, *widths, *starts, *strides)
-    return Elements(outer * width, unit, load, windows)
+    return Elements(rows * width, unit, load, windows)
 
 
 def _is_long(

@@ -166,26 +166,72 @@ def copy_in_order(
     while target.layout.size % unit or first % unit:
         unit //= 2
     size = unit * target.element_bits // 8
-    launch = ctx.launch
-    lane = launch.thread_id
-    if ctx.kernel.geometry.threads > 1:
-        lane = ops.bitwise_and(lane, LANES * WARPS - 1)
+    lane = lane_of_thread(ctx)
     first, last = first // unit, (first + target.layout.size) // unit
     moved = ops.element_pointer(target.pointer, -first * unit, kind)
-    begin = ops.add(lane, first)
+    limited = max(last, first + LANES * WARPS) > source.size // unit
+
+    def move(number: ir.Value) -> None:
+        kept = number
+        if limited:
+            kept = ops.arith.minui(number, ops.i32_constant(source.size // unit - 1))
+        value = source.load(kept, unit, pointer, starts)
+        where = ops.element_pointer(moved, ops.multiply(number, unit), kind)
+        ops.store(value, where, alignment=size)
+
+    each_step(ops.add(lane, first), last, LANES * WARPS, move)
+
+
+def store_in_order(
+    ctx: RuleContext,
+    source: Elements,
+    pointer: ir.Value,
+    starts: Sequence[int],
+    target: MemoryReference,
+) -> None:
+    """Stores elements of shared memory to row-major global memory, in a loop.
+
+    Args:
+      ctx: of the rule.
+      source: the elements.
+      pointer, starts: see :attr:`Elements.load`.
+      target: as many of them.
+    """
+    kind = types.memory_type(target.dtype)
+    unit = source.unit
+    count = source.size // unit
+    lane = lane_of_thread(ctx)
+
+    def move(number: ir.Value) -> None:
+        value = source.load(number, unit, pointer, starts)
+        where = ops.element_pointer(target.pointer, ops.multiply(number, unit), kind)
+        ops.store(value, where, alignment=unit * target.element_bits // 8)
+
+    if count <= LANES * WARPS:
+        with ops.when(ops.compare("slt", lane, count)):
+            move(lane)
+        return
+    each_step(lane, count, LANES * WARPS, move)
+
+
+def lane_of_thread(ctx: RuleContext) -> ir.Value:
+    """The number (i32) of the lane among the 128 of a user's thread."""
+    number: ir.Value = ctx.launch.thread_id
+    if ctx.kernel.geometry.threads > 1:
+        number = ops.bitwise_and(number, LANES * WARPS - 1)
+    return number
+
+
+def each_step(begin: ir.Value, end: int, step: int, body: Callable[[ir.Value], None]) -> None:
+    """A loop over numbers (i32) from one on, in steps, up to an end that is behind the first."""
     operation = scf.WhileOp([begin.type], [begin])
     operation.before.blocks.append(begin.type)
     operation.after.blocks.append(begin.type)
     with ir.InsertionPoint(operation.before.blocks[0]):
         (number,) = operation.before.blocks[0].arguments
-        kept = number
-        if max(last, first + LANES * WARPS) > source.size // unit:
-            kept = ops.arith.minui(number, ops.i32_constant(source.size // unit - 1))
-        value = source.load(kept, unit, pointer, starts)
-        where = ops.element_pointer(moved, ops.multiply(number, unit), kind)
-        ops.store(value, where, alignment=size)
-        following = ops.add(number, LANES * WARPS)
-        scf.condition(ops.compare("slt", following, last), [following])
+        body(number)
+        following = ops.add(number, step)
+        scf.condition(ops.compare("slt", following, end), [following])
     with ir.InsertionPoint(operation.after.blocks[0]):
         scf.yield_(list(operation.after.blocks[0].arguments))
 

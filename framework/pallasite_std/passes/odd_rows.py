@@ -69,7 +69,7 @@ def join_odd_rows(jaxpr: Any, context: Any) -> Any:
         and one.invars[0] in whole
         and _is_variable(one.invars[1])
         and not any(uses[variable] for variable in one.outvars)
-        and _is_whole(one, operands=2)
+        and is_whole(one, operands=2)
     }
     replaced: dict[int, list[Any]] = {}
     for equation in jaxpr.eqns:
@@ -77,7 +77,7 @@ def join_odd_rows(jaxpr: Any, context: Any) -> Any:
             loads[equation.outvars[0]] = equation
         elif equation.primitive in _REDUCTIONS and uses[equation.invars[0]] == 1:
             load = loads.get(equation.invars[0])
-            if load is None or not _is_whole(load):
+            if load is None or not is_whole(load):
                 continue
             matrix = _matrix(equation)
             if matrix is not None:
@@ -98,7 +98,7 @@ def _is_variable(atom: Any) -> bool:
     return not isinstance(atom, _jax.Literal)
 
 
-def _is_whole(access: Any, operands: int = 1) -> bool:
+def is_whole(access: Any, operands: int = 1) -> bool:
     """Whether a load or store moves all elements of an array in global memory as they are; its
     transforms follow so many operands."""
     aval = access.invars[0].aval

@@ -1,0 +1,220 @@
+"""How arrays are copied within global memory, in another order.
+
+Either each thread loads elements, and stores them wherever they belong; or the arrays are copied to
+shared memory, from where a loop stores the elements in the order of the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallasite.plugin import InvalidValueError
+from pallasite.plugin.language import MemorySpace
+from pallasite.plugin.layouts import (
+    Extent,
+    MemoryLayout,
+    RegisterLayout,
+    default_strided,
+    padded,
+)
+from pallasite_std.memory.access import AccessPlan, plan_access
+from pallasite_std.memory.joins import row_elements
+from pallasite_std.memory.ordering import Elements, elements_of
+from pallasite_std.memory.reduced_layouts import by_rows
+from pallasite_std.memory.reference_types import MemoryReference
+from pallasite_std.memory.relayout import rows_in_registers
+from pallasite_std.memory.rows import row
+from pallasite_std.primitives.movements import Movement, View
+
+_LOOPS = 44
+"""Instructions of a movement through shared memory, about."""
+
+_STEP = 4
+"""Those that find out where in an array, or in which one, an element is."""
+
+_DIRECT = 14
+"""Instructions of a movement without shared memory beside its accesses."""
+
+_LOAD_GUARD, _STORE_GUARD, _TAIL = 5, 3, 10
+"""Instructions for accesses that only some threads make, and of ends of rows."""
+
+_MOST_COPIES = 64
+"""Places, at most, in which one thread stores an element."""
+
+_WIDE = 8
+"""Bytes of an access that is not worth wider ones."""
+
+_MOST_WORDS = 128
+"""Of registers, at most, that a thread loads before it stores them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Elements that are loaded once.
+
+    Attributes:
+      source: the number of the array.
+      start: their first, in the row-major flattened array.
+      memory: how they lie in it.
+      target: how they lie in the result, in each place.
+      starts: the first of each place, in the result.
+    """
+
+    source: int
+    start: int
+    memory: MemoryLayout
+    target: MemoryLayout
+    starts: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Direct:
+    """Loads and stores of a movement.
+
+    Attributes:
+      pieces: what is loaded, with the layout of its registers.
+      instructions: about how many.
+      narrowest: bytes of the narrowest accesses, but for ends of rows.
+    """
+
+    pieces: tuple[tuple[Piece, RegisterLayout], ...]
+    instructions: int
+    narrowest: int
+
+
+def elements(movement: Movement, sizes: Sequence[int], dtype: np.dtype[Any]) -> Elements:
+    """The elements of a movement, of arrays of so many in shared memory."""
+    if isinstance(movement, View):
+        bits = 8 * dtype.itemsize
+        nowhere: Any = None
+        layout = MemoryLayout((movement.extents,), element_bits=bits)
+        view = MemoryReference(
+            nowhere, layout, dtype, MemorySpace.SMEM, alignment=16, offset=movement.offset
+        )
+        return elements_of(view, sizes[0])
+    strips = movement.strips
+    return row_elements(
+        rows=movement.count,
+        arrays=len(sizes),
+        operands=[one.source for one in strips],
+        widths=[one.size for one in strips],
+        starts=[one.start for one in strips],
+        strides=[one.stride for one in strips],
+        dtype=dtype,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def direct(movement: Movement, bits: int) -> Direct | None:
+    """Loads and stores by which threads move elements without shared memory, where that is about as
+    little code as loops are, or accesses are wide; else None."""
+    found = []
+    instructions, narrowest = _DIRECT, 16
+    for piece in _pieces(movement, bits):
+        if len(piece.starts) > _MOST_COPIES or piece.memory.size < 2:
+            return None
+        best = min(_candidates(piece, bits), key=lambda one: one[:2], default=None)
+        if best is None:
+            return None
+        found.append((piece, best[2]))
+        instructions += best[0]
+        narrowest = min(narrowest, best[1])
+    words = sum(layout.registers * layout.vector_length * bits / 32 for _, layout in found)
+    if words > _MOST_WORDS:
+        return None
+    if narrowest >= _WIDE or instructions <= loop_code(movement):
+        return Direct(tuple(found), instructions, narrowest)
+    return None
+
+
+def loop_code(movement: Movement) -> int:
+    """Instructions of a movement through shared memory, about."""
+    steps = movement.extents if isinstance(movement, View) else movement.strips
+    return _LOOPS + _STEP * (len(steps) - 1)
+
+
+def _pieces(movement: Movement, bits: int) -> Iterator[Piece]:
+    if isinstance(movement, View):
+        inner = [math.prod(e.size for e in movement.extents[n + 1 :]) for n in _numbers(movement)]
+        pairs = list(zip(movement.extents, inner, strict=True))
+        kept = [(e.size, e.stride, step) for e, step in pairs if e.stride]
+        again = [[n * step for n in range(e.size)] for e, step in pairs if not e.stride]
+        if math.prod(map(len, again)) > _MOST_COPIES:
+            again = [range(_MOST_COPIES + 1)]  # type: ignore[list-item]
+        starts = tuple(sum(place) for place in itertools.product(*again))
+        yield _piece(0, movement.offset, kept, starts, bits)
+        return
+    before = 0
+    places: dict[Any, list[int]] = {}
+    for strip in movement.strips:
+        places.setdefault(strip, []).append(before)
+        before += strip.size
+    for strip, starts_ in places.items():
+        kept = [(movement.count, strip.stride, movement.width), (strip.size, 1, 1)]
+        yield _piece(strip.source, strip.start, kept, tuple(starts_), bits)
+
+
+def _numbers(movement: View) -> range:
+    return range(len(movement.extents))
+
+
+def _piece(
+    source: int,
+    start: int,
+    kept: Sequence[tuple[int, int, int]],
+    starts: tuple[int, ...],
+    bits: int,
+) -> Piece:
+    """Of extents with the steps of both sides; those are joined that are even in both."""
+    joined: list[tuple[int, int, int]] = []
+    for size, step, to in kept:
+        if size == 1:
+            continue
+        if joined and joined[-1][1:] == (size * step, size * to):
+            size *= joined.pop()[0]
+        joined.append((size, step, to))
+    joined = joined or [(1, 1, 1)]
+    memory = MemoryLayout(tuple((Extent(n, s),) for n, s, _ in joined), element_bits=bits)
+    target = MemoryLayout(tuple((Extent(n, t),) for n, _, t in joined), element_bits=bits)
+    return Piece(source, start, memory, target, starts)
+
+
+def _candidates(piece: Piece, bits: int) -> Iterator[tuple[int, int, RegisterLayout]]:
+    """Layouts of registers, with the instructions of accesses and the bytes of the narrowest."""
+    shape = piece.memory.shape
+    widths = [n for n in (16, 8, 4, 2, 1) if n * bits <= 128 and n <= piece.memory.size]
+    layouts: list[RegisterLayout | None]
+    if len(shape) == 1:
+        layouts = [row(shape, width) for width in widths]
+    else:
+        layouts = [by_rows(shape, bits), default_strided(shape, bits), rows_in_registers(shape)]
+        layouts += [padded(shape, width) for width in widths if shape[-1] % width == 0]
+    for layout in dict.fromkeys(layouts):
+        if layout is None:
+            continue
+        try:
+            plans = [plan_access(layout, piece.memory, _alignment(piece.start, bits))]
+            plans += [
+                plan_access(layout, piece.target, _alignment(start, bits)) for start in piece.starts
+            ]
+        except InvalidValueError:
+            continue
+        code = _code(plans[0], _LOAD_GUARD) + _code(plans[1], _STORE_GUARD)
+        code += sum(len(plan.everything) for plan in plans[2:])
+        yield code, min(plan.width_bytes for plan in plans), layout
+
+
+def _alignment(start: int, bits: int) -> int:
+    return math.gcd(16, start * bits // 8)
+
+
+def _code(plan: AccessPlan, guard: int) -> int:
+    guards = {access.guards for access in plan.accesses} - {()}
+    return len(plan.everything) + guard * len(guards) + _TAIL * len(plan.tail)

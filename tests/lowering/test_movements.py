@@ -1,0 +1,219 @@
+"""Arrays that are copied within global memory, in another order, instead of being loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+import pallasite
+from pallasite import gpu as plgpu
+from pallasite.layouts import Extent
+from pallasite_std.memory.movements import direct, elements
+from pallasite_std.primitives.movements import Rows, Strip, View
+
+SEMANTICS = [plgpu.LoweringSemantics.Lane, plgpu.LoweringSemantics.Warpgroup]
+
+
+def numbers(shape: tuple[int, ...], dtype: Any, seed: int) -> np.ndarray:
+    made = np.random.default_rng(seed).integers(0, 2 if dtype is bool else 100, shape)
+    return made.astype(dtype)
+
+
+def called(body: Callable[..., Any], *operands: Any, semantics: Any, **options: Any) -> Any:
+    """A kernel that stores what a function makes of whole arrays."""
+
+    def kernel(*refs: Any) -> None:
+        refs[-1][...] = body(*(ref[...] for ref in refs[:-1]))
+
+    shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in operands]
+    return plgpu.kernel(
+        kernel,
+        out_type=jax.eval_shape(body, *shapes),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+        **options,
+    )
+
+
+def compiled(body: Callable[..., Any], *operands: Any, semantics: Any = SEMANTICS[0]) -> Any:
+    with jax.enable_x64(True), pallasite.config.scoped(cache=False):
+        kernel = called(body, *operands, semantics=semantics)
+        return pallasite.compile(kernel, *operands, target="sm_90a")
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize(
+    ("body", "shape", "dtype"),
+    [
+        (lambda x: jnp.broadcast_to(x[None], (3, *x.shape)), (190, 3), np.uint8),
+        (lambda x: jnp.broadcast_to(x[None], (3, *x.shape)), (7777,), np.int32),
+        (lambda x: jnp.broadcast_to(x[:, None], (3, 4, *x.shape[1:])), (3, 3929), bool),
+        (lambda x: jnp.broadcast_to(x[..., None], (*x.shape, 3)), (9, 31), np.float64),
+        (lambda x: jnp.broadcast_to(x[:1], x.shape), (42, 2), np.int8),
+        (lambda x: jnp.concatenate([x, x], 0), (118, 123), np.uint8),
+        (lambda x: jnp.concatenate([x, x], -1), (3, 217), ml_dtypes.float8_e4m3fn),
+        (lambda x: jnp.concatenate([x[..., 2:], x, x[..., :1]], -1), (61, 3, 3), np.uint16),
+        (lambda x: jnp.roll(x, 5, 1), (37, 45), bool),
+        (lambda x: jnp.tile(x, (2, 3)), (5, 23), np.float32),
+        (lambda x: x[::2, ::3], (74, 124), ml_dtypes.float8_e4m3fn),
+        (lambda x: x[1:, ::2].reshape(-1), (9, 31), np.int64),
+        (lambda x: jnp.transpose(x, (2, 1, 0)), (16, 47, 59), np.int32),
+    ],
+)
+def test_elements_are_where_they_belong(
+    body: Callable[[Any], Any], shape: tuple[int, ...], dtype: Any, semantics: Any
+) -> None:
+    x = numbers(shape, dtype, 1)
+    with jax.enable_x64(True), pallasite.config.scoped(sanitize=True):
+        found = called(body, x, semantics=semantics)(x)
+        expected = np.asarray(body(jnp.asarray(x)))
+    np.testing.assert_array_equal(np.asarray(found), expected)
+    assert "move_elements" in str(compiled(body, x, semantics=semantics).jaxpr)
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize("size", [3, 41, 2000])
+def test_several_arrays(size: int, semantics: Any) -> None:
+    """The second begins at a multiple of 16 bytes of shared memory."""
+
+    def body(x: Any, y: Any) -> Any:
+        return jnp.concatenate([x, y, x[:1], y[2:]], 0)
+
+    x, y = numbers((5, size), np.int16, 2), numbers((7, size), np.int16, 3)
+    with pallasite.config.scoped(sanitize=True):
+        found = np.asarray(called(body, x, y, semantics=semantics)(x, y))
+    np.testing.assert_array_equal(found, np.concatenate([x, y, x[:1], y[2:]], 0))
+    assert "move_elements" in str(compiled(body, x, y, semantics=semantics).jaxpr)
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+def test_more_than_one_store(semantics: Any) -> None:
+    """What is also computed with is loaded, and stored from registers."""
+
+    def kernel(x_ref: Any, y_ref: Any, twice_ref: Any, joined_ref: Any, again_ref: Any) -> None:
+        x = x_ref[...]
+        twice_ref[...] = 2 * x
+        joined_ref[...] = jnp.concatenate([x, x], 0)
+        again_ref[...] = jnp.concatenate([y_ref[...]] * 3, 0)
+
+    x, y = numbers((9, 13), np.int32, 4), numbers((3, 5), np.uint8, 5)
+    one, two, three = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((9, 13), np.int32),
+            jax.ShapeDtypeStruct((18, 13), np.int32),
+            jax.ShapeDtypeStruct((9, 5), np.uint8),
+        ],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )(x, y)
+    np.testing.assert_array_equal(one, 2 * x)
+    np.testing.assert_array_equal(two, np.concatenate([x, x]))
+    np.testing.assert_array_equal(three, np.concatenate([y, y, y]))
+
+
+def test_memory_that_the_kernel_writes_is_loaded_before() -> None:
+    def kernel(x_ref: Any, out_ref: Any, scratch_ref: Any) -> None:
+        x = x_ref[...]
+        scratch_ref[...] = jnp.concatenate([x, x], 0)
+        out_ref[...] = jnp.roll(scratch_ref[...], 1, 0)
+
+    x = numbers((5, 7), np.int32, 6)
+    out, _ = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((10, 7), np.int32),
+            jax.ShapeDtypeStruct((10, 7), np.int32),
+        ],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=SEMANTICS[0]),
+    )(x)
+    np.testing.assert_array_equal(out, np.roll(np.concatenate([x, x]), 1, 0))
+
+
+def test_a_result_in_the_place_of_its_operand() -> None:
+    """Everything is read before anything is written."""
+    x = numbers((9, 301), np.int16, 11)
+    for count in (1, 3):  # By registers, and by shared memory.
+
+        def body(x: Any, count: int = count) -> Any:
+            return jnp.roll(x, count * 100, 0 if count == 1 else 1)
+
+        kernel = called(body, x, semantics=SEMANTICS[0], input_output_aliases={0: 0})
+        with pallasite.config.scoped(sanitize=True):
+            found = jax.jit(kernel, donate_argnums=0)(jnp.asarray(x))
+        np.testing.assert_array_equal(found, np.asarray(body(x)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: x,
+        lambda x: x[2:],
+        lambda x: x.T,
+        lambda x: jnp.broadcast_to(x[:1, 3:4], x.shape),
+        lambda x: jnp.concatenate([x, -x], 0),
+    ],
+)
+def test_what_stays_in_registers(body: Callable[[Any], Any]) -> None:
+    x = numbers((12, 20), np.float32, 7)
+    assert "move_elements" not in str(compiled(body, x).jaxpr)
+
+
+def test_powers_of_two_stay_in_registers() -> None:
+    x = numbers((16, 32), np.float32, 8)
+    assert "move_elements" not in str(compiled(lambda x: jnp.concatenate([x, x], 0), x).jaxpr)
+
+
+def test_code_does_not_grow_with_arrays() -> None:
+    sizes = []
+    for rows in (1001, 2003, 4007):
+        x = numbers((rows, 13), np.uint8, 9)
+        text = compiled(lambda x: jnp.concatenate([x, x, x], 0), x).ptx
+        sizes.append(text.count(";\n"))
+    assert max(sizes) <= min(sizes) + 4
+
+
+def test_code_of_transposed_arrays_that_fit_shared_memory_once() -> None:
+    """There were sixteen loops, one for each part of the result."""
+    for shape in ((63, 57, 15), (16, 47, 59)):
+        for semantics in SEMANTICS:
+            x = np.zeros(shape, np.float32)
+            text = compiled(lambda x: x.T, x, semantics=semantics).ptx
+            assert text.count("bar.sync") <= 2
+            assert text.count(";\n") < 100
+
+
+def test_units_of_several_elements() -> None:
+    movement = Rows(3, (Strip(0, 8, 24, 12), Strip(0, 0, 24, 4)))
+    assert movement.run == 4
+    assert movement.of_units(4) == Rows(3, (Strip(0, 2, 6, 3), Strip(0, 0, 6, 1)))
+    assert View(6, (Extent(3, 2),)).run == 1
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_registers_hold_what_is_stored_directly(bits: int) -> None:
+    """Each element is loaded by one access, and stored to each of its places by one."""
+    movement = Rows(5, (Strip(0, 0, 7, 7), Strip(1, 3, 9, 4), Strip(0, 0, 7, 7)))
+    plan = direct(movement, bits)
+    assert plan is not None
+    places = [start for piece, _ in plan.pieces for start in piece.starts]
+    assert sorted(places) == [0, 7, 11]
+    assert sum(math.prod(piece.memory.shape) * len(piece.starts) for piece, _ in plan.pieces) == 90
+    windows = elements(movement, [35, 45], np.dtype(f"uint{bits}")).windows(0, 90)
+    assert windows == [(0, 35), (3, 43)]
+
+
+def test_scans_are_no_movement() -> None:
+    """Loops keep their arrays."""
+
+    def body(x: Any) -> Any:
+        return lax.fori_loop(0, 3, lambda n, y: jnp.roll(y, 1, 0), x)
+
+    x = numbers((5, 9), np.int32, 10)
+    assert "move_elements" not in str(compiled(body, x).jaxpr)
