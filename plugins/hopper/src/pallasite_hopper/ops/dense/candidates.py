@@ -47,8 +47,9 @@ _SWAPPED_TILES = (
 tiles of two warpgroups and few columns have been no faster anywhere."""
 _ROWS = (64, 128, 192, 256)
 """That tiles of the transposed GEMM have."""
-_WIDE_TILE_ROWS, _WIDE_COLUMNS = 128, (264, 304)
-"""Rows of tiles of the transposed GEMM whose columns take two instructions, and columns."""
+_LARGER_TILES = ((128, 264, 304, "n"), (192, 176, 208, "n"), (256, 136, 160, "m"))
+"""Rows of tiles of more than 128 x 256 elements of the transposed GEMM, least and most columns,
+which extent the warpgroups halve."""
 _LEAST_COLUMNS, _MOST_COLUMNS = 24, 256
 """Of a tile of the transposed GEMM where several are needed."""
 _SHARED_COLUMNS = 64
@@ -72,10 +73,10 @@ def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
         yield from _shared(tile, *across, sizes)
     for tile, across in _alternate_tiles(sizes):
         for config in _alternate(tile, *across, sizes):
-            yield from (config, *_with_narrow_epilogue(config, sizes))
-    for tile, across in _wide_tiles(sizes):
+            yield from (*_with_narrow_epilogue(config, sizes), config)
+    for tile, across in _larger_tiles(sizes):
         for config in _divided(tile, *across, sizes):
-            yield from (config, *_with_narrow_epilogue(config, sizes))
+            yield from (*_with_narrow_epilogue(config, sizes), config)
 
 
 def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
@@ -130,23 +131,26 @@ def _tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
             yield tile, (n, m)
 
 
-def _wide_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
-    """The same of the transposed GEMM, with more columns than an instruction has; none where rows
-    of a lie along m, of which a multiple of 64 would have to fill each half of a tile."""
+def _larger_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
+    """The same of the transposed GEMM, as large as registers allow; none where rows of a lie along
+    m, of which a multiple of 64 would have to fill each half of a tile."""
     if sizes.size != 2 or sizes.transpose_a:
         return
-    m, n = sizes.m, sizes.n
-    least, most = _WIDE_COLUMNS
-    across = -(-n // _WIDE_TILE_ROWS)
-    filling = [rounds * H200.multiprocessors // across for rounds in (1, 2)]
-    for tiles in sorted({*range(-(-m // most), -(-m // least) + 1), *filling} - {0}):
-        columns = -(-m // (16 * tiles)) * 16
-        if least <= columns <= most:
-            group = _group(_WIDE_TILE_ROWS, sizes.k * sizes.size) if tiles > _FEW_TILES else 1
-            tile = MatmulConfig(
-                swap=True, tile_n=columns, tile_k=64, stages=2, group=group, epilogue_n=8
-            )
-            yield tile, (n, m)
+    m, n, row = sizes.m, sizes.n, sizes.k * sizes.size
+    for tile_m, least, most, split in _LARGER_TILES:
+        multiple = 16 if split == "n" else 8
+        across = -(-n // tile_m)
+        counts = {rounds * H200.multiprocessors // across for rounds in (1, 2, 3, 4)}
+        counts |= {-(-m // most), -(-m // most) + 1, -(-m // least)}
+        widths = {-(-m // (multiple * count)) * multiple for count in counts if count}
+        for columns in sorted(widths):
+            if least <= columns <= most:
+                group = _group(tile_m, row) if -(-m // columns) > _FEW_TILES else 1
+                tile = MatmulConfig(
+                    swap=True, tile_m=tile_m, tile_n=columns, tile_k=64, stages=2, split=split,
+                    group=group, epilogue_n=8,
+                )  # fmt: skip
+                yield tile, (n, m)
 
 
 def _alternate_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
