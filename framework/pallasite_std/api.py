@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pallasite_std.memory.divisibility import known_divisor as known_divisor
     from pallasite_std.memory.matrix_starts import MatrixStep as MatrixStep
     from pallasite_std.memory.matrix_starts import check_matrix_starts as check_matrix_starts
+    from pallasite_std.memory.places import places_of as places_of
     from pallasite_std.memory.reference_types import DynamicOffset as DynamicOffset
     from pallasite_std.memory.reference_types import Elsewhere as Elsewhere
     from pallasite_std.memory.reference_types import MemoryReference as MemoryReference
@@ -141,6 +142,7 @@ _NAMES = {
     "memory.access": ("plan_access",),
     "memory.divisibility": ("known_divisor",),
     "memory.matrix_starts": ("MatrixStep", "check_matrix_starts"),
+    "memory.places": ("places_of",),
     "memory.reference_types": ("DynamicOffset", "Elsewhere", "MemoryReference"),
     "memory.references": ("index_reference",),
     "memory.regions": ("MemoryRegion", "memory_region"),

@@ -28,6 +28,7 @@ from jaxlib.mlir import ir
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import KernelContext, RegisterArray, RuleContext, StateKey
+from pallasite_std.memory.places import places_of
 from pallasite_std.memory.reference_types import MemoryReference, WindowStart
 from pallasite_std.memory.references import constant_integer, index_reference
 
@@ -399,17 +400,7 @@ def _overlaps(old: _Store, new: _Store) -> bool:
         return False
     if max(left.layout.size, right.layout.size) > MOST_ELEMENTS:
         return True
-    return bool(np.isin(_places(left) + distance, _places(right)).any())
-
-
-def _places(memory: MemoryReference) -> np.ndarray:
-    """The places of a reference's elements, relative to the first one."""
-    places = np.zeros(1, np.int64)
-    for dimension in memory.layout.dims:
-        for extent in dimension:
-            steps = np.arange(extent.size, dtype=np.int64) * extent.stride
-            places = (places[:, None] + steps).ravel()
-    return places
+    return bool(np.isin(places_of(left.layout) + distance, places_of(right.layout)).any())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pallasite_hopper.ops.flash import single_api
 from pallasite_hopper.ops.flash.api import attention
 from pallasite_hopper.ops.flash.single_choice import configs
 from pallasite_hopper.ops.flash.single_config import SingleConfig
-from pallasite_std.api import AttentionCall, Extras
+from pallasite_std.api import AttentionCall, AttentionProblem, Extras
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -98,7 +98,7 @@ def check(
     q, k, v, d_out = (jnp.asarray(rng.standard_normal(one), dtype) for one in shapes)
     call = AttentionCall(window[1] == 0, sizes[0] ** -0.5, soft_cap, None, window)
     out, lse, *expected = reference(q, k, v, d_out, call, extras, period)
-    problem = single_api.problem_of(q, k, v, call, period)
+    problem = AttentionProblem.of(q, k, v, call, period)
     config = config or dataclasses.replace(configs(problem)[0], **changes)
     found = single_api.gradients(
         problem, config, q, k, v, jnp.asarray(out, dtype), jnp.asarray(lse), d_out, extras
@@ -196,7 +196,7 @@ def test_what_takes_several(options):
     call = AttentionCall(False, 1.0, None, None)
     segments = jnp.zeros((1, length), jnp.int32) if options.pop("segments", None) else None
     extras = Extras(q_segments=segments, kv_segments=segments, **options)
-    problem = single_api.problem_of(arrays, arrays, arrays, call, None)
+    problem = AttentionProblem.of(arrays, arrays, arrays, call, None)
     assert single_api.chosen(problem, extras) is None
 
 
@@ -204,7 +204,7 @@ def test_what_takes_several(options):
 def test_default_configurations_have_registers_enough(size):
     shape = jax.ShapeDtypeStruct((1, 200, 4, size), jnp.bfloat16)
     lse = jax.ShapeDtypeStruct((1, 4, 256), jnp.float32)
-    problem = single_api.problem_of(
+    problem = AttentionProblem.of(
         shape, shape, shape, AttentionCall(True, 1.0, None, None, (None, 0)), None
     )
     config = configs(problem)[0]

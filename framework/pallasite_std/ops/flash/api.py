@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import pallasite
 from pallasite.plugin import InvalidValueError, select_target
@@ -238,7 +237,7 @@ def portable_gradients(
     head_dim, v_dim = q.shape[3], v.shape[3]
     arrays = (q, k, v, out, d_out.astype(q.dtype))
     q, k, v, out, d_out = (padded(array, 3, HEAD_STEP) for array in arrays)
-    problem = _problem(q, k, v, call)
+    problem = Problem.of(q, k, v, call)
     d_q, d_k, d_v, d_bias = gradients(problem, q, k, v, out, d_out, lse, extras, with_bias)
     return d_q[..., :head_dim], d_k[..., :head_dim], d_v[..., :v_dim], d_bias
 
@@ -246,33 +245,12 @@ def portable_gradients(
 # The kernel ---------------------------------------------------------------------------------------
 
 
-def _problem(q: Any, k: Any, v: Any, call: AttentionCall) -> Problem:
-    batch, q_seq, q_heads, head_dim = q.shape
-    left, right = call.window
-    return Problem(
-        batch=batch,
-        q_seq=q_seq,
-        kv_seq=k.shape[1],
-        q_heads=q_heads,
-        kv_heads=k.shape[2],
-        head_dim=head_dim,
-        v_dim=v.shape[3],
-        dtype=np.dtype(q.dtype),
-        scale=call.scale,
-        soft_cap=call.soft_cap,
-        left=left,
-        right=right,
-        dropout=call.dropout,
-        mask_block=call.mask_block,
-    )
-
-
 def _forward(
     q: Any, k: Any, v: Any, extras: Extras, call: AttentionCall, residuals: bool
 ) -> tuple[Any, ...]:
     v_dim = v.shape[3]
     q, k, v = (padded(array, 3, HEAD_STEP) for array in (q, k, v))
-    problem = _problem(q, k, v, call)
+    problem = Problem.of(q, k, v, call)
     config = call.config or _choose(problem, residuals, q, k, v, extras)
     out, *lse = _run(problem, residuals, config, q, k, v, extras)
     return (out[..., :v_dim], *lse)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite_std.ops.flash import dropout
+from pallasite_std.ops.flash.arguments import AttentionCall
 from pallasite_std.ops.softmax import LOG2_E, broadcast_rows, cap
 
 
@@ -50,6 +52,29 @@ class Problem:
     operands: tuple[str, ...] = ()
     of_batch: frozenset[str] = frozenset()
     of_head: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, q: Any, k: Any, v: Any, call: AttentionCall, period: int | None = None) -> Self:
+        """What is computed of queries, keys and values, without further operands."""
+        batch, q_seq, q_heads, head_dim = q.shape
+        left, right = call.window
+        return cls(
+            batch=batch,
+            q_seq=q_seq,
+            kv_seq=k.shape[1],
+            q_heads=q_heads,
+            kv_heads=k.shape[2],
+            head_dim=head_dim,
+            v_dim=v.shape[3],
+            dtype=np.dtype(q.dtype),
+            scale=call.scale,
+            soft_cap=call.soft_cap,
+            left=left,
+            right=right,
+            dropout=call.dropout,
+            mask_block=call.mask_block,
+            period=period,
+        )
 
     @property
     def group(self) -> int:

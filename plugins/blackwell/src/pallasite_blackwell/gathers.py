@@ -35,12 +35,12 @@ from pallasite.plugin.lowering import (
     resolve_barrier,
 )
 from pallasite_blackwell.targets import targets_with
-from pallasite_blackwell.tensor_core.descriptors import places_of
 from pallasite_std.api import (
     MemoryReference,
     copy_gmem_to_smem_p,
     copy_smem_to_gmem_p,
     element_code,
+    places_of,
     tensor_copies,
 )
 from pallasite_std.api import copy_rules as copies

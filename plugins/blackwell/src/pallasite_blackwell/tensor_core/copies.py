@@ -21,7 +21,6 @@ from pallasite.plugin.lowering import RuleContext, Value, resolve
 from pallasite_blackwell.tensor_core.descriptors import (
     CHUNK,
     encoded,
-    places_of,
     start_descriptor,
 )
 from pallasite_blackwell.tensor_core.pairs import issuer
@@ -34,7 +33,7 @@ from pallasite_blackwell.tensor_memory.references import (
     one_matrix,
     resolve_tensor_memory,
 )
-from pallasite_std.api import MemoryReference, arguments
+from pallasite_std.api import MemoryReference, arguments, places_of
 
 rules = RuleSet()
 

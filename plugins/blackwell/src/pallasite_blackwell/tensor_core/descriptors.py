@@ -19,7 +19,13 @@ from jaxlib.mlir import ir
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin.ir import ops
 from pallasite.plugin.layouts import MemoryLayout
-from pallasite_std.api import DynamicOffset, MatrixStep, MemoryReference, check_matrix_starts
+from pallasite_std.api import (
+    DynamicOffset,
+    MatrixStep,
+    MemoryReference,
+    check_matrix_starts,
+    places_of,
+)
 
 type Places = np.ndarray[Any, np.dtype[np.int64]]
 """Offsets of elements."""
@@ -105,18 +111,6 @@ def plan_operand(
         for start, _ in rows
     )
     return MatrixOperand(encoded(leading, stride, layout.swizzle), transposed, starts)
-
-
-def places_of(layout: MemoryLayout) -> Places:
-    """Element offsets of all elements, from the first."""
-    result = np.zeros((1,) * len(layout.dims), np.int64)
-    for axis, extents in enumerate(layout.dims):
-        offsets = np.zeros(1, np.int64)
-        for extent in extents:
-            steps = np.arange(extent.size, dtype=np.int64) * extent.stride
-            offsets = (offsets[:, None] + steps).reshape(-1)
-        result = result + offsets.reshape([-1 if i == axis else 1 for i in range(result.ndim)])
-    return result
 
 
 def _common(found: list[int | None]) -> int | None:

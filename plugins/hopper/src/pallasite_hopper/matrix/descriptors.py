@@ -18,6 +18,7 @@ import numpy as np
 
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin.layouts import MemoryLayout
+from pallasite_std.api import places_of
 
 type Places = np.ndarray[Any, np.dtype[np.int64]]
 """Byte offsets of the elements of a matrix."""
@@ -67,7 +68,7 @@ def plan_operand(
     """
     size = layout.element_bits // 8
     extent_k = layout.shape[1]
-    places = _places(layout) * size
+    places = places_of(layout) * size
     fields = _fields(places, rows, depth, size, layout.swizzle)
     transposed = False
     if fields is None and size == 2:
@@ -88,18 +89,6 @@ def plan_operand(
     )
     constant = leading // CHUNK << 16 | stride // CHUNK << 32 | _MODES[layout.swizzle] << 62
     return MatrixOperand(constant, transposed, starts)
-
-
-def _places(layout: MemoryLayout) -> Places:
-    """Element offsets of all elements."""
-    axes = []
-    for extents in layout.dims:
-        offsets = np.zeros(1, np.int64)
-        for extent in extents:
-            steps = np.arange(extent.size, dtype=np.int64) * extent.stride
-            offsets = (offsets[:, None] + steps).reshape(-1)
-        axes.append(offsets)
-    return axes[0][:, None] + axes[1][None, :]
 
 
 def _common(found: list[int | None]) -> int | None:

@@ -30,6 +30,7 @@ from pallasite_hopper.ops.flash.tiles import Problem, Tiles
 from pallasite_std.api import (
     AttentionCall,
     AttentionOptions,
+    AttentionProblem,
     Extras,
     attention_call,
     attention_options,
@@ -156,7 +157,7 @@ def _backward(
         if lse.shape[0] == batch[0]:
             lse = jnp.moveaxis(lse, 1, 0).reshape(1, q.shape[2], -1)
         q, k, v, out, d_out = (_joined(one) for one in (q, k, v, out, d_out))
-    problem = single_api.problem_of(q, k, v, options, period)
+    problem = AttentionProblem.of(q, k, v, options, period)
     config = single_api.chosen(problem, extras)
     if config is not None:
         found = single_api.gradients(problem, config, q, k, v, out, lse, d_out, extras)

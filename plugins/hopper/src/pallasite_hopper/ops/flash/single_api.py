@@ -8,37 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pallasite_hopper.ops.flash import single
 from pallasite_hopper.ops.flash.single_choice import one_kernel
 from pallasite_hopper.ops.flash.single_config import TILE, SingleConfig
 from pallasite_hopper.ops.flash.terms import SHORT
-from pallasite_std.api import AttentionCall, AttentionProblem, Extras, in_whole_tiles, padded
+from pallasite_std.api import AttentionProblem, Extras, in_whole_tiles, padded
 
 _VECTOR = 8
 """Elements of 16 bytes: rows of the copy engine are whole vectors of these."""
-
-
-def problem_of(q: Any, k: Any, v: Any, call: AttentionCall, period: int | None) -> AttentionProblem:
-    """What is computed, without operands."""
-    batch, q_seq, q_heads, head_dim = q.shape
-    left, right = call.window
-    return AttentionProblem(
-        batch=batch,
-        q_seq=q_seq,
-        kv_seq=k.shape[1],
-        q_heads=q_heads,
-        kv_heads=k.shape[2],
-        head_dim=head_dim,
-        v_dim=v.shape[3],
-        dtype=np.dtype(q.dtype),
-        scale=call.scale,
-        soft_cap=call.soft_cap,
-        left=left,
-        right=right,
-        period=period,
-    )
 
 
 def chosen(problem: AttentionProblem, extras: Extras) -> SingleConfig | None:
