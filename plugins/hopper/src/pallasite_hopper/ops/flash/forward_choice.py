@@ -95,7 +95,7 @@ def default_config(
     return _of_least_time(config, work, most, shared=plain)
 
 
-_GAIN = 0.9
+_GAIN = 0.92
 """What other tiles have to be estimated at, of the time of those that rounds of blocks say."""
 
 
@@ -115,27 +115,26 @@ def _of_least_time(
 def alternatives(
     config: AttentionConfig, work: Work, most: int, *, shared: bool
 ) -> list[AttentionConfig]:
-    """Configurations with tiles of up to ``most`` warpgroups, or, if ``shared``, also with blocks
-    that share the keys of a tile, with three warpgroups and small steps, or in windows of few keys
-    with small steps."""
+    """Configurations with tiles of up to ``most`` warpgroups; if ``shared`` also with blocks that
+    share the keys of a tile, with three warpgroups and small steps, and with small steps where
+    tiles see few keys."""
     found = [dataclasses.replace(config, warpgroups=n) for n in range(1, most + 1)]
     if not shared:
         return found
-    small = [dataclasses.replace(one, block_kv=64) for one in found if config.block_kv > 64]
-    if work.left is None or work.left > 8 * config.block_kv:
-        small = []
-    if 64 < work.head_dim <= 128 and work.q_seq > 2 * ROWS:
+    seen = min(work.kv_seq, work.kv_seq if work.left is None else work.left + config.block_q)
+    few = config.block_kv > 64 and seen <= 4 * config.block_kv
+    small = [dataclasses.replace(one, block_kv=64) for one in found if few]
+    if 64 < work.head_dim <= 128 and work.q_seq > 2 * ROWS and work.kv_seq > SHORT[1]:
         small.append(dataclasses.replace(config, warpgroups=3, block_kv=64, ping_pong=True))
     found += [deep for one in small if (deep := _as_deep_as_fits(one, work.head_dim))]
-    few = _shared_configs(config, work.head_dim, most)
-    return found + [one for one in few if one.split <= 4]
+    parts = _shared_configs(config, work.head_dim, most)
+    return found + [one for one in parts if one.split <= 4]
 
 
 def _timed(config: AttentionConfig, other: AttentionConfig) -> bool:
     """Whether tiles of this kind have been timed as a choice; the others are left to tuning."""
-    if other.split > 1:
-        return other.warpgroups == 1
-    return other.warpgroups <= max(config.warpgroups, 2) and other.block_kv == config.block_kv
+    small = other.block_kv < config.block_kv and other.warpgroups <= config.warpgroups
+    return other.split > 1 or not small
 
 
 def _shared_configs(base: AttentionConfig, head_dim: int, most: int) -> list[AttentionConfig]:
@@ -158,7 +157,7 @@ def _shared_configs(base: AttentionConfig, head_dim: int, most: int) -> list[Att
     return found
 
 
-SHORT = (128, 512)
+SHORT = (ROWS + 1, 512)
 """Keys, at least and at most, of sequences of which tiles are done after a few steps."""
 
 

@@ -1,9 +1,9 @@
 """How long attention's forward takes, by an estimate.
 
 Blocks begin in the order of their tiles, wherever a multiprocessor is free, and take so long for
-each step; the estimate is when the last one ends. That is what decides between tiles of one, two or
-three warpgroups, and blocks that share the keys of a tile, where tiles are few or, as with a causal
-mask, of very different lengths.
+each step; the estimate is when the last one ends, or all of them have read their keys. That is what
+decides between tiles of one, two or three warpgroups, and blocks that share the keys of a tile,
+where tiles are few or, as with a causal mask, of very different lengths.
 """
 
 from __future__ import annotations
@@ -46,28 +46,33 @@ class _Step:
 @dataclasses.dataclass(frozen=True)
 class _Rates:
     """Microseconds of what begins and ends a kernel, and a tile, and for each 128 elements of a
-    head; and of what it takes to combine the parts of blocks that share 64 queries. Fitted to 143
-    kernels of 64 shapes (200 to 31715 tokens, heads of 24 to 256 elements, 1 to 4 blocks to a
-    tile), timed by CUPTI on an H200: 0.93 to 1.07 of most times.
+    head; and of what it takes to combine the parts of blocks that share 64 queries. Fitted to 431
+    kernels of 192 shapes (128 to 31715 tokens, heads of 8 to 256 elements, 1 to 4 blocks to a
+    tile), timed by CUPTI on an H200: 0.93 to 1.07 of three quarters of the times.
 
     Attributes:
       steps: of blocks of one, two and three warpgroups.
       window: steps that the masks at both ends of a window take the time of.
       clusters: of so many blocks that run at the same time.
+      megabyte: of keys and values that all blocks together read from the L2 cache.
+      unaligned: the same of heads that are no multiples of 32 bytes, so that every other row begins
+        within a sector; with a causal mask, where blocks read different rows at a time, the second.
     """
 
     steps: tuple[_Step, ...] = (
-        _Step(0.11, 0.42, 0.53),
-        _Step(0.19, 0.64, 0.77),
-        _Step(0.00, 0.73, 1.63),
+        _Step(0.12, 0.41, 0.54),
+        _Step(0.22, 0.63, 0.72),
+        _Step(0.14, 0.61, 1.58),
     )
-    kernel: float = 0.45
-    tile: float = 1.6
-    tile_elements: float = 0.5
-    combine: float = 0.78
-    combine_elements: float = 1.58
+    kernel: float = 0.56
+    tile: float = 1.44
+    tile_elements: float = 0.47
+    combine: float = 1.43
+    combine_elements: float = 1.25
     window: int = 1
     clusters: tuple[tuple[int, int], ...] = ((1, MULTIPROCESSORS), (2, 64), (4, 30))
+    megabyte: float = 0.128
+    unaligned: tuple[float, float] = (0.181, 0.287)
 
 
 _RATES = _Rates()
@@ -91,8 +96,12 @@ def microseconds(work: Work, config: AttentionConfig) -> float:
     seen = _steps(work, config)
     times = [tile + -(-count // config.split) * step for count in seen]
     if len(times) * work.heads > _MANY * places:
-        return rates.kernel + sum(times) * work.heads / places + max(times) / 2
-    return rates.kernel + makespan(_ordered(times, work, config), places)
+        of_blocks = sum(times) * work.heads / places + max(times) / 2
+    else:
+        of_blocks = makespan(_ordered(times, work, config), places)
+    megabytes = 4e-6 * sum(seen) * work.heads * config.block_kv * work.head_dim
+    reading = rates.unaligned[work.right == 0] if work.head_dim % 16 else rates.megabyte
+    return rates.kernel + max(of_blocks, tile + megabytes * reading)
 
 
 def _steps(work: Work, config: AttentionConfig) -> list[int]:
