@@ -6,6 +6,9 @@ Shapes are drawn by a seed as in ``attention_shapes.py``, of those for which an 
   the keys, or of as many as fill the multiprocessors in rounds, each with a block (forward). With
   ``--ways`` the best few others by the estimate are timed, too, and with ``--everywhere`` shapes
   for which one of these is estimated to gain, chosen or not;
+- ``sections``: heads whose keys and values have 8 MiB together are worked on before others begin,
+  instead of as many as a configuration says (forward, causal, many short sequences); with
+  ``--ways`` also other sizes;
 - ``divided``: the work of gradients is divided further than rounds of blocks say, or not (forward
   and gradients). With ``--everywhere`` also shapes without causal mask, or with a window, that the
   estimate is not used for;
@@ -39,7 +42,7 @@ import timing
 
 from pallasite import ops
 
-KINDS = ("tiles", "divided", "prefill")
+KINDS = ("tiles", "sections", "divided", "prefill")
 
 SHORT = 48
 """Sequences of fewer tokens share tiles."""
@@ -121,6 +124,11 @@ def _cached(dice: random.Random) -> Cached:
 
 
 def _decided(kind: str, case: shapes.Case, everywhere: bool) -> bool:
+    if kind == "sections":
+        config, tiles = _default(case), -(-case.length // 128) * case.batch * case.heads
+        sizes = case.batch * case.heads, case.heads // case.kv_heads, case.length, case.head_dim
+        short = case.causal and case.window is None and 256 <= case.length <= 4096
+        return short and tiles > 500 and config.heads_at_once(*sizes) > 8
     if kind == "tiles":
         found = _tiles(case)
         if not found or not everywhere:
@@ -250,6 +258,14 @@ def chosen(kind: str, choose: bool) -> Iterator[None]:
 
             same: Any = lambda config, work, most, shared: config  # noqa: E731
             stack.enter_context(mock.patch.object(forward_choice, "_of_least_time", same))
+        if kind == "sections" and choose:
+            from pallasite_hopper.ops.flash import api
+
+            default = api.default_config
+            smaller: Any = lambda *args, **named: dataclasses.replace(  # noqa: E731
+                default(*args, **named), cache_bytes=8 << 20
+            )
+            stack.enter_context(mock.patch.object(api, "default_config", smaller))
         if kind == "divided":
             from pallasite_hopper.ops.flash import backward, single_api
 
@@ -293,8 +309,7 @@ def prepare(task: Task) -> Callable[[], Row]:
     programs = compiled(
         task.kind, function if backward else lambda q, k, v, d: [function(q, k, v)], given
     )
-    ways = _tiles(case)[1:] if task.ways and task.kind == "tiles" else []
-    for config in [one for one in ways if one != _default(case)][: task.ways]:
+    for config in _ways(task.kind, case)[: task.ways]:
         other = functools.partial(function, config=config)
         traced = jax.jit(lambda q, k, v, d, other=other: [other(q, k, v)])
         programs[_name(case, config)] = traced.lower(*given).compile()
@@ -307,11 +322,22 @@ def prepare(task: Task) -> Callable[[], Row]:
     return functools.partial(measure, task, _operands(given), programs, errors)
 
 
+def _ways(kind: str, case: shapes.Case) -> list[Any]:
+    """Other configurations that may be timed."""
+    if kind == "tiles":
+        return [one for one in _tiles(case)[1:] if one != _default(case)]
+    if kind == "sections":
+        config = _default(case)
+        return [dataclasses.replace(config, cache_bytes=size << 20) for size in (16, 4, 2)]
+    return []
+
+
 def _name(case: shapes.Case, config: Any) -> str:
     """Of a configuration, with its estimate."""
     shape = f"{config.warpgroups} x 64 x {config.block_kv}, {config.split} parts"
     order = "table" if config.persistent else "hardware"
-    return f"{shape}, {config.stages} stages, {order}: {_estimate(case, config):.1f}"
+    sizes = f"{config.stages} stages, {config.cache_bytes >> 20} MiB"
+    return f"{shape}, {sizes}, {order}: {_estimate(case, config):.1f}"
 
 
 def _prepare_cached(task: Task, case: Cached) -> Callable[[], Row]:
@@ -384,7 +410,7 @@ def main() -> int:
     side_by_side.hold_option(parser)
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
     parser.add_argument("--everywhere", action="store_true", help="see above")
-    parser.add_argument("--ways", type=int, default=0, help="of the kind tiles, see above")
+    parser.add_argument("--ways", type=int, default=0, help="others that are timed")
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")

@@ -137,7 +137,8 @@ def test_few_queries_of_many_keys():
     check(q_seq=20, kv_seq=1300, heads=(2, 1), causal=True, config=None)
 
 
-def test_blocks_share_keys_in_a_window_with_segments_and_slopes():
+@pytest.mark.parametrize(("split", "warpgroups"), [(4, 1), (2, 2)])
+def test_blocks_share_keys_in_a_window_with_segments_and_slopes(split, warpgroups):
     generator = np.random.default_rng(5)
     q, k, v = inputs(1, 150, 150, (2, 2), 64)
     segments = np.sort(generator.integers(0, 3, (1, 150))).astype(np.int32)
@@ -148,8 +149,8 @@ def test_blocks_share_keys_in_a_window_with_segments_and_slopes():
         "kv_segments": segments,
         "alibi_slopes": jnp.asarray([0.1, 0.3]),
     }
-    fields = {"warpgroups": 1, "persistent": False, "separate_out": False}
-    config = AttentionConfig(block_kv=32, split=4, **fields)
+    fields = {"warpgroups": warpgroups, "persistent": False, "separate_out": False}
+    config = AttentionConfig(block_kv=32, split=split, **fields)
     out = attention(q, k, v, **options, config=config)
     rows, columns = np.indices((150, 150))
     shown = (columns <= rows) & (columns >= rows - 60) & (segments == segments.T)
