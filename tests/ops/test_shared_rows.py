@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pallasite import ops
-from pallasite_std.ops.rows import norm_kernels, norms, quantize
+from pallasite_std.ops.rows import norm_kernels, norms, quantize, tiles
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -29,8 +29,9 @@ def in_shared_memory(monkeypatch):
 
         monkeypatch.setattr(module, "shared_row_kernel", recorded)
         monkeypatch.setattr(module, "suits_shared", lambda *arguments: True)
-        monkeypatch.setattr(module, "suits_tiles", lambda *arguments: False)
+        monkeypatch.setattr(module, "tiled_row_kernel", lambda *arguments: None)
         kernel.cache_clear()
+    monkeypatch.setattr(tiles, "WORD", 16)
     for module in (norms, quantize):
         monkeypatch.setattr(module, "machine", lambda: MACHINE)
     yield found

@@ -28,7 +28,7 @@ from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
 from pallasite_std.ops.rows.pipelines import gradient_pipeline, row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.shared import shared_row_kernel, suits_shared
-from pallasite_std.ops.rows.tiles import suits_tiles, tiled
+from pallasite_std.ops.rows.tiles import tiled_row_kernel
 from pallasite_std.ops.rows.tiling import (
     LANES,
     MOST_WARPGROUPS,
@@ -40,6 +40,8 @@ from pallasite_std.ops.rows.tiling import (
 )
 
 FORWARD = Registers()
+QUANTIZED = Registers(four=48 * 1024)
+"""What else is computed takes registers: fewer blocks of four warpgroups are resident."""
 GRADIENT = Registers(alone=8, shared=10, crowded=16, area=1024)
 """Sums for the gradients by weight and bias stay in registers: of 64, with which a multiprocessor
 has 32 warps, they are not to take more than half."""
@@ -102,7 +104,8 @@ def forward(
       is a residual; with ``saves`` then the factor that normalises each row, and its mean if that
       is subtracted, float32 (rows,), for :func:`backward`.
     """
-    tiling = row_tiling(rows, columns, size_of(dtype), FORWARD)
+    registers = FORWARD if norm.quantized is None else QUANTIZED
+    tiling = row_tiling(rows, columns, size_of(dtype), registers)
 
     def body(block: Rows, x: Any, *refs: Any) -> Work:
         operands = list(refs)
@@ -197,13 +200,12 @@ def forward(
     least = STREAMED_COLUMNS if exchanges > 1 else 3 * STREAMED_COLUMNS
     vectors = range(1 + norm.residual, 1 + norm.residual + norm.weight + norm.bias)
     matrices, reductions = [dtype] * (1 + norm.residual), _reductions(norm)
-    if suits_tiles(columns):
-        kernel = tiled(
-            body, rows, columns, matrices, out_types, norm.name, blocks, shared_memory, vectors
-        )
-        if kernel is not None:
-            return kernel
-    if suits_shared(columns):
+    kernel = tiled_row_kernel(
+        body, rows, columns, matrices, out_types, norm.name, blocks, shared_memory, vectors
+    )
+    if kernel is not None:
+        return kernel
+    if suits_shared(columns, matrices):
         kernel = shared_row_kernel(
             body, rows, columns, matrices, out_types, norm.name, exchanges, blocks, shared_memory
         )

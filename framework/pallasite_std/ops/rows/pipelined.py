@@ -61,6 +61,8 @@ class Pipeline:
       vector: elements of a vector, if rows do not begin at whole ones: then what the warpgroups
         share begins with the vector that a row begins in. Rows of a group all begin at the same
         place of a vector.
+      by_columns: whether warpgroups share the columns of such rows instead, which lanes take one by
+        one from shared memory.
     """
 
     threads: int
@@ -72,6 +74,7 @@ class Pipeline:
     together: int = 1
     held: bool = True
     vector: int = 1
+    by_columns: bool = False
 
     @property
     def parts(self) -> int:
@@ -89,16 +92,31 @@ class Pipeline:
         return self.columns % self.vector > 0
 
     @property
+    def masked(self) -> bool:
+        """Whether what the warpgroups share has elements of other rows."""
+        return self.unaligned and not self.by_columns
+
+    @property
     def period(self) -> int:
-        """After so many rows one begins at the same place of a vector again."""
-        return self.vector // math.gcd(self.columns, self.vector)
+        """After so many rows of a group one begins at the same place of a vector again, if all of
+        them have to."""
+        return 1 if self.by_columns else self.vector // math.gcd(self.columns, self.vector)
 
     @property
     def padded(self) -> int:
         """Columns of all whole vectors that any row has elements of."""
-        if not self.unaligned:
+        if not self.masked:
             return self.columns
-        return -(-(self.columns + self.vector - 1) // self.vector) * self.vector
+        return self.whole_vectors(self.columns)
+
+    @property
+    def fetched(self) -> int:
+        """Elements of each warpgroup's place for a row in shared memory."""
+        return self.whole_vectors(self.chunk) if self.unaligned and self.by_columns else self.chunk
+
+    def whole_vectors(self, width: int) -> int:
+        """Elements of all whole vectors that so many elements may be of."""
+        return -(-(width + self.vector - 1) // self.vector) * self.vector
 
     @property
     def last(self) -> int:
@@ -133,6 +151,18 @@ class _UnalignedChunk(Chunk):
         """See the base class; to a flattened matrix."""
         place = ref.at[pl.ds(self.first, self.width)]
         pltriton.store(place, value.astype(ref.dtype), mask=self.inside)
+
+
+class _FlatChunk(Chunk):
+    """Columns of a row of a flattened matrix."""
+
+    def __init__(self, rows: Rows, first: Any, width: int, position: Any) -> None:
+        super().__init__(rows, first, width, kept=rows.resident.keeps)
+        self._position = position
+
+    def store(self, ref: Any, value: Any) -> None:
+        """See the base class; to a flattened matrix."""
+        ref[pl.ds(self._position, self.width)] = value.astype(ref.dtype)
 
 
 @dataclasses.dataclass
@@ -187,7 +217,7 @@ def pipelined_row_kernel(
     depth, stages, threads = len(reductions), pipeline.stages, pipeline.threads
     blocks, parts, columns = pipeline.blocks, pipeline.parts, pipeline.columns
     together, units = pipeline.together, -(-rows // pipeline.together)
-    vector, flat = pipeline.vector, pipeline.unaligned
+    vector, flat, masked = pipeline.vector, pipeline.unaligned, pipeline.masked
     # Elements behind the last whole vector of a matrix, which no copy can fetch.
     behind = rows * columns % vector
     whole = rows * columns - behind
@@ -219,15 +249,15 @@ def pipelined_row_kernel(
         tiling = RowTiling(1, parts, width, width * parts)
         first = thread * pipeline.chunk
         window = pl.ds(first, width)
-        shift: Any = lax.rem(group * columns, vector) if flat else 0
+        shift: Any = lax.rem(group * columns, vector) if masked else 0
         column = lax.broadcasted_iota(jnp.int32, (width,), 0) + (first - shift)
         inside = None
-        if flat:
+        if masked:
             inside = lax.bitcast_convert_type(column, jnp.uint32) < np.uint32(columns)
         held, kept = dict[int, Any](), dict[int, Any]()
         for one in vectors:
-            values = refs[one].at[pl.ds(first - shift, width)] if flat else refs[one][window]
-            if flat:
+            values = refs[one].at[pl.ds(first - shift, width)] if masked else refs[one][window]
+            if masked:
                 values = pltriton.load(values, mask=inside)
             if pipeline.held:
                 held[id(refs[one])] = values
@@ -236,20 +266,20 @@ def pipelined_row_kernel(
                 place = (place.at[own] if threads > 1 else place).at[pl.ds(0, width)]
                 place[...] = values
                 kept[id(refs[one])] = place
-        if flat:  # Rows of a group follow one another in a distance of all groups.
+        if masked:  # Rows of a group follow one another in a distance of all groups.
             mine = lax.div(rows - group + (groups - 1), groups)
             steps = lax.div(mine + (together - 1), together)
         else:
             steps = lax.div(units - group + (groups - 1), groups)
 
         def exists(step: Any, number: int) -> Any:
-            if flat:
+            if masked:
                 return step * together + number < mine
             return (group + step * groups) * together + number < rows
 
         def row_of(step: Any, number: int) -> Any:
             # What is not there is the last row once more.
-            if flat:
+            if masked:
                 return group + lax.min(step * together + number, mine - 1) * groups
             row = (group + step * groups) * together + number
             return lax.min(row, rows - 1) if rows % together and number else row
@@ -258,14 +288,23 @@ def pipelined_row_kernel(
             there = (lax.rem(step, stages), *((own,) if threads > 1 else ()))
             return [one.at[(*there, number) if together > 1 else there] for one in staged]
 
+        def start_of(row: Any) -> Any:
+            """Where this warpgroup's part of a row begins in its place in shared memory."""
+            return lax.rem(row * columns + first, vector) if flat and not masked else 0
+
         def position(row: Any) -> Any:
-            return pl.multiple_of(row * columns - shift + first, vector)
+            return pl.multiple_of(row * columns - shift + first - start_of(row), vector)
 
         # The last warpgroup's part of the last row may end behind the last whole vector.
-        fetched = whole - ((rows - 1) * columns // vector * vector + first) if flat else width
-        short = flat and isinstance(first, int) and fetched < width
-        if not short:
-            fetched = width
+        wanted = pipeline.whole_vectors(width) if flat and not masked else width
+        fetched, short = wanted, False
+        if flat and isinstance(first, int):
+            last_row = (rows - 1) * columns
+            begin = last_row // vector * vector + first
+            if not masked:
+                begin = (last_row + first) // vector * vector
+            short = whole - begin < wanted
+            fetched = min(whole - begin, wanted)
 
         def fetch(step: Any) -> None:
             barrier = loaded.at[lax.rem(step, stages)]
@@ -281,10 +320,10 @@ def pipelined_row_kernel(
                         )
 
                 if short:
-                    pl.when(row < rows - 1)(functools.partial(copy, width))
+                    pl.when(row < rows - 1)(functools.partial(copy, wanted))
                     pl.when(row == rows - 1)(functools.partial(copy, fetched))
                 else:
-                    copy(width)
+                    copy(wanted)
 
         def await_rows(step: Any) -> None:
             plgpu.barrier_wait(loaded.at[lax.rem(step, stages)])
@@ -306,13 +345,15 @@ def pipelined_row_kernel(
         def start(flight: _Flight, number: int) -> tuple[Rows, Work]:
             row, there = row_of(flight.step, number), dict(kept)
             for ref, place in zip(refs, places(flight.step, number), strict=False):
-                there[id(ref)] = place.at[pl.ds(0, width)]
+                there[id(ref)] = place.at[pl.ds(start_of(row), width)]
             values = dict(
                 zip((id(refs[one]) for one in of_rows), flight.values[number], strict=True)
             )
             block = Rows(tiling, row, thread, None, there, held | values)
-            if flat:
+            if masked:
                 block.resident = _UnalignedChunk(block, position(row), width, inside)
+            elif flat:
+                block.resident = _FlatChunk(block, first, width, row * columns + first)
             else:
                 block.resident = Chunk(block, first, width, kept=block.resident.keeps)
             return block, body(block, *refs)
@@ -339,7 +380,7 @@ def pipelined_row_kernel(
                 values, _, added = asked
                 if sums:
                     values(block.resident)
-                    if added and (flat or rows % together) and number:
+                    if added and (masked or rows % together) and number:
                         there = exists(flight.step, number)
                         added = [jnp.where(there, one, 0.0) for one in added]
                     if added:
@@ -460,7 +501,7 @@ def pipelined_row_kernel(
         """The type of a result as the kernel writes it."""
         if flattened[number]:
             return jax.ShapeDtypeStruct((rows * columns,), one.dtype)
-        padded = flat and number >= count
+        padded = masked and number >= count
         return jax.ShapeDtypeStruct((groups, pipeline.padded), one.dtype) if padded else one
 
     @functools.lru_cache(maxsize=8)
@@ -469,7 +510,7 @@ def pipelined_row_kernel(
         inner = tuple(size for size in (threads, together) if size > 1)
         scratch: dict[str, Any] = {}
         for number, dtype in enumerate(dtypes):
-            scratch[f"staged_{number}"] = plgpu.SMEM((stages, *inner, pipeline.chunk), dtype)
+            scratch[f"staged_{number}"] = plgpu.SMEM((stages, *inner, pipeline.fetched), dtype)
         for number in () if pipeline.held else vectors:
             shape = (threads, pipeline.chunk) if threads > 1 else (pipeline.chunk,)
             scratch[f"vector_{number}"] = plgpu.SMEM(shape, vector_dtypes[number])
@@ -508,6 +549,8 @@ def pipelined_row_kernel(
             one.reshape(rows, columns) if whole else one
             for one, whole in zip(written, flattened, strict=True)
         ]
+        if not masked:
+            return tuple(results)
         return (*results[:count], *(_without_padding(one, pipeline) for one in results[count:]))
 
     return call

@@ -24,6 +24,9 @@ from pallasite_std.ops.rows.tiling import (
 _LEAST = 6 * 1024
 """Bytes of a row, of all matrices: shorter ones are as fast when a warpgroup has whole rows."""
 
+_LEAST_UNALIGNED = 4 * 1024
+"""The same of rows that begin within vectors."""
+
 _LONG, _WIDE = 64 * 1024, 14 * 1024
 """Bytes, and columns, of what a block has of a row at most: for more, stages and registers do not
 suffice, if there are sums."""
@@ -37,6 +40,10 @@ _WIDEST = 16 * 1024
 _MOST_OF_SUMS = 4
 """Blocks that share a row at most if there are several sums: by eight, gradients of a layer norm
 of 77704 columns took 1.12 times as long as by two kernels."""
+
+BY_COLUMNS = False
+"""Whether warpgroups share the columns of rows that begin within vectors, not the vectors, if there
+are sums over rows."""
 
 _STEPS = 8
 """Rows of each block from which the beginning and the end of a pipeline do not count."""
@@ -67,7 +74,7 @@ def shared_memory_of(
       vectors: bytes of the elements that vectors have for each column.
       depth: reductions of a row that follow one another.
     """
-    one = pipeline.chunk * pipeline.threads
+    one = pipeline.fetched * pipeline.threads
     slots = 2 if pipeline.blocks == 1 else 2 * pipeline.interval + depth
     buffers = [slots * pipeline.parts * 16, 0 if held else one * vectors]
     buffers += [stages * pipeline.together * one * size for size in sizes]
@@ -121,10 +128,12 @@ def _of_blocks(
     """How so many blocks share rows, if that suits."""
     sizes = [size_of(dtype) for dtype in dtypes]
     vector = VECTOR_BYTES // min(sizes)
-    shape = Pipeline(1, 1, columns, 1, 1, 1, vector=vector)
+    shape = Pipeline(1, 1, columns, 1, 1, 1, vector=vector, by_columns=BY_COLUMNS and sums > 0)
+    by_columns = shape.by_columns and shape.unaligned
     columns = shape.padded
     row_bytes = columns * sum(sizes)
-    if row_bytes < _LEAST or (shape.unaligned and rows * shape.columns >= 2**31):
+    least = _LEAST_UNALIGNED if shape.unaligned else _LEAST
+    if row_bytes < least or (shape.unaligned and rows * shape.columns >= 2**31):
         return None
     widest = columns > blocks * (_WIDE if sums else MOST_WARPGROUPS * 16 * LANES)
     if row_bytes > blocks * _LONG or (widest and not 0 < sums < 2):
@@ -149,8 +158,9 @@ def _of_blocks(
     elif width <= 12 * 1024 or not sums:
         threads = max(threads, -(-width // ((16 if sums else 32) * LANES)))
         held = 7 * 1024 < width <= 8 * 1024
-    chunk = -(-columns // (threads * blocks * vector)) * vector
-    of_stage = chunk * threads * together * sum(sizes)
+    unit = LANES if by_columns else vector
+    chunk = -(-columns // (threads * blocks * unit)) * unit
+    of_stage = (chunk + by_columns * vector) * threads * together * sum(sizes)
     most = shared_memory // resident
     padded = shape.unaligned or chunk % LANES > 0
     if padded and (max(sizes) > 2 or (wide and shape.unaligned)):
@@ -165,7 +175,7 @@ def _of_blocks(
         free -= vectors * chunk * threads
     stages = min(free // of_stage, (2 if together > 1 else 3) + depth)
     pipeline = Pipeline(
-        threads, blocks, shape.columns, stages, resident, chunk, together, held, vector
+        threads, blocks, shape.columns, stages, resident, chunk, together, held, vector, by_columns
     )
     needs = functools.partial(shared_memory_of, pipeline, sizes=sizes, vectors=vectors, depth=depth)
     while stages >= least_stages and needs(stages, held) > most:

@@ -28,7 +28,7 @@ from pallasite_std.ops.rows.pipelines import row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.segments import in_segments, segment_kernel
 from pallasite_std.ops.rows.shared import shared_row_kernel, suits_shared
-from pallasite_std.ops.rows.tiles import suits_tiles, tiled
+from pallasite_std.ops.rows.tiles import tiled_row_kernel
 from pallasite_std.ops.rows.tiling import Registers, row_tiling, size_of
 
 
@@ -105,13 +105,12 @@ def _kernel(
         jax.ShapeDtypeStruct((rows, columns), kind),
         jax.ShapeDtypeStruct((rows,), jnp.float32),
     ]
-    if suits_tiles(columns):
-        kernel = tiled(
-            body, rows, columns, [dtype], out_types, "quantize", multiprocessors, shared_memory
-        )
-        if kernel is not None:
-            return kernel
-    if suits_shared(columns):
+    kernel = tiled_row_kernel(
+        body, rows, columns, [dtype], out_types, "quantize", multiprocessors, shared_memory
+    )
+    if kernel is not None:
+        return kernel
+    if suits_shared(columns, [dtype]):
         kernel = shared_row_kernel(
             body, rows, columns, [dtype], out_types, "quantize", 1, multiprocessors, shared_memory
         )

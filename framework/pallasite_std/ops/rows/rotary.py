@@ -20,12 +20,6 @@ from pallasite_std.ops.rows.arguments import as_array, float_array, integer
 from pallasite_std.ops.rows.elementwise import ELEMENTS
 from pallasite_std.ops.rows.tiling import LANES
 
-EARLY = False
-"""Whether elements are fetched before angles are computed."""
-
-HEADS_FIRST = False
-"""Whether blocks with heads of the same tokens follow one another."""
-
 
 @in_32_bits
 def rotary_embedding(
@@ -171,9 +165,7 @@ def _kernel(
     tiles = -(-tokens // height)
 
     def place_of_block() -> tuple[Any, Any]:
-        """The tile of tokens, and the group of heads."""
-        if not HEADS_FIRST:
-            return lax.axis_index("tokens"), lax.axis_index("heads")
+        """The tile of tokens, and the group of heads: those of a token follow one another."""
         number = lax.axis_index("tile")
         return (lax.div(number, groups), lax.rem(number, groups)) if groups > 1 else (number, 0)
 
@@ -193,12 +185,9 @@ def _kernel(
         shape = (count, together, pairs)
         halves = pl.ds(0, pairs), pl.ds(pairs, pairs)
 
-        def fetched() -> list[Any]:
-            if interleaved:
-                return [x[place, some, pl.ds(0, 2 * pairs)]]
-            return [x[place, some, half] for half in halves]
-
-        parts = fetched() if EARLY else []
+        # What is turned is on its way while the angles are computed.
+        taken = [pl.ds(0, 2 * pairs)] if interleaved else halves
+        parts = [x[place, some, one] for one in taken]
         start = first if positions == tokens else lax.rem(first, positions)
         given = of_tokens[pl.ds(start, count)].astype(jnp.float32)
         angles = lax.broadcast_in_dim(given, (count, pairs), (0,)) * lax.broadcast_in_dim(
@@ -212,7 +201,6 @@ def _kernel(
             first, second = first.astype(jnp.float32), second.astype(jnp.float32)
             return first * cosine - second * sine, second * cosine + first * sine
 
-        parts = parts or fetched()
         if interleaved:
             both = parts[0].reshape(*shape, 2)
             values = turn(both[..., 0], both[..., 1])
@@ -228,8 +216,8 @@ def _kernel(
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
-        grid=(tiles * groups,) if HEADS_FIRST else (groups, tiles),
-        grid_names=("tile",) if HEADS_FIRST else ("heads", "tokens"),
+        grid=(tiles * groups,),
+        grid_names=("tile",),
         scratch_types={"table": plgpu.SMEM((2, height, pairs), jnp.float32)},
         kernel_name="rotary_embedding",
     )

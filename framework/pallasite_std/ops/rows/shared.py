@@ -17,6 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
+from pallasite_std.ops.rows import tiles
 from pallasite_std.ops.rows.kernel import INSIDE, Chunk, Exchange, Rows, Work, in_step
 from pallasite_std.ops.rows.tiles import places_taken
 from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_of
@@ -29,6 +30,9 @@ _CHUNK = 16 * LANES
 
 _MOST_RESIDENT = 3
 """Blocks of a multiprocessor."""
+
+_LEAST = 36 * 1024
+"""Bytes of a row from which on that is better."""
 
 _ENOUGH = 2
 """Rows for each multiprocessor at least."""
@@ -118,7 +122,7 @@ def shared_row_kernel(
     matrix = [len(one.shape) == 2 for one in out_types]
     of_matrices = [one.dtype for one, whole in zip(out_types, matrix, strict=True) if whole]
     resident = min(_MOST_RESIDENT, shared_memory // _bytes(columns, dtypes, of_matrices))
-    unaligned = any(columns * size_of(one) % VECTOR_BYTES for one in dtypes)
+    unaligned = any(columns * size_of(one) % tiles.WORD for one in dtypes)
     if not unaligned or resident < 2 or rows < _ENOUGH * multiprocessors * resident:
         return None
     if rows * columns >= 2**31 or columns < 2 * THREADS * LANES:
@@ -199,7 +203,8 @@ def shared_row_kernel(
 
         full = inside // width
         mine = lax.div(full - thread + (THREADS - 1), THREADS)
-        lax.fori_loop(0, mine, step, ())
+        if full:
+            lax.fori_loop(0, mine, step, ())
 
         def ends() -> None:
             if inside % width:
@@ -247,6 +252,10 @@ def shared_row_kernel(
     return call
 
 
-def suits_shared(columns: int) -> bool:
-    """Whether rows of so many columns that begin within vectors are better in shared memory."""
-    return False
+def suits_shared(columns: int, dtypes: Sequence[np.dtype[Any]]) -> bool:
+    """Whether rows that begin within vectors are better in shared memory: long ones of one matrix.
+
+    On an H200, that took 0.71 to 0.99 of the time with 20003 and 37819 columns of 16 bits, 0.99 to
+    1.24 of it with 14699 and 9003; of two matrices, 1.00 to 1.16 with any.
+    """
+    return len(dtypes) == 1 and columns * size_of(dtypes[0]) >= _LEAST

@@ -23,6 +23,12 @@ from pallasite import gpu as plgpu
 from pallasite_std.ops.rows.kernel import INSIDE, Chunk, Rows, Work, in_step
 from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_of
 
+WORD = 4
+"""Bytes of which rows are no multiples that are moved so; others have not been timed."""
+
+_FEWEST = 64
+"""Columns of such rows at least."""
+
 _PART = 48 * LANES
 """Elements of the rows that are worked on at a time, about: registers keep them."""
 
@@ -74,7 +80,7 @@ def row_tile(
     multiprocessors: int,
     shared_memory: int,
 ) -> Tile | None:
-    """The tiles of matrices; None if rows begin at whole vectors, or tiles do not suit.
+    """The tiles of matrices; None if rows begin at whole words, or tiles do not suit.
 
     Args:
       rows, columns: of the matrices.
@@ -84,7 +90,9 @@ def row_tile(
       shared_memory: bytes that a block may have.
     """
     sizes = [columns * size_of(dtype) for dtype in dtypes]
-    if all(size % VECTOR_BYTES == 0 for size in sizes) or rows * columns >= 2**31:
+    if all(size % WORD == 0 for size in sizes) or rows * columns >= 2**31:
+        return None
+    if columns < _FEWEST:
         return None
     part = 4
     while 2 * part * columns <= _PART:
@@ -121,29 +129,31 @@ def tiled_row_kernel(
     body: Callable[..., Work],
     rows: int,
     columns: int,
-    tile: Tile,
     dtypes: Sequence[np.dtype[Any]],
     out_types: Sequence[jax.ShapeDtypeStruct],
     name: str,
+    multiprocessors: int,
+    shared_memory: int,
     vectors: Sequence[int] = (),
-    params: Any = None,
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """A kernel with a block for each tile.
+) -> Callable[..., tuple[jax.Array, ...]] | None:
+    """A kernel with a block for each tile, or None where there are none (:func:`row_tile`).
 
     Args:
       body: ``body(rows, *refs)`` works on some rows; it yields what it reduces.
       rows, columns: of the matrices.
-      tile: of them, from :func:`row_tile`.
       dtypes: of the first operands, which are matrices; the others are none.
       out_types: types of the results: matrices, or with an element for each row.
       name: of the kernel, in profiles.
+      multiprocessors, shared_memory: of :func:`row_tile`.
       vectors: numbers of the operands with an element for each column.
-      params: ``CompilerParams``.
     """
-    height, part, size = tile.height, tile.part, tile.height * columns
-    full, left = divmod(rows, height)
     whole = [len(one.shape) == 2 for one in out_types]
     of_matrices = [one.dtype for one, matrix in zip(out_types, whole, strict=True) if matrix]
+    tile = row_tile(rows, columns, dtypes, of_matrices, multiprocessors, shared_memory)
+    if tile is None:
+        return None
+    height, part, size = tile.height, tile.part, tile.height * columns
+    full, left = divmod(rows, height)
     taken = places_taken(dtypes, of_matrices)
 
     def on_tiles(*refs: Any, loaded: Any, **buffers: Any) -> None:
@@ -224,7 +234,6 @@ def tiled_row_kernel(
             grid=(full + (left > 0),),
             grid_names=("tile",),
             kernel_name=name,
-            compiler_params=params,
             scratch_types=buffers | of_vectors,
         )
         return kernel
@@ -239,27 +248,3 @@ def tiled_row_kernel(
         )
 
     return call
-
-
-def suits_tiles(columns: int) -> bool:
-    """Whether rows of so many columns that begin within vectors are better in tiles."""
-    return False
-
-
-def tiled(
-    body: Callable[..., Work],
-    rows: int,
-    columns: int,
-    dtypes: Sequence[np.dtype[Any]],
-    out_types: Sequence[jax.ShapeDtypeStruct],
-    name: str,
-    multiprocessors: int,
-    shared_memory: int,
-    vectors: Sequence[int] = (),
-) -> Callable[..., tuple[jax.Array, ...]] | None:
-    """:func:`tiled_row_kernel`, or None if it does not suit."""
-    matrices = [one.dtype for one in out_types if len(one.shape) == 2]
-    tile = row_tile(rows, columns, dtypes, matrices, multiprocessors, shared_memory)
-    if tile is None:
-        return None
-    return tiled_row_kernel(body, rows, columns, tile, dtypes, out_types, name, vectors)

@@ -13,11 +13,6 @@ BUSY_ROWS = 512
 """So many rows keep the multiprocessors of a chip busy with one warpgroup for each."""
 
 
-MOST_OF_FOUR = 65536
-"""Longer rows, which registers do not hold, are of eight warpgroups rather than four: what blocks
-read again should still be in the L2 cache."""
-
-
 @dataclasses.dataclass(frozen=True)
 class RowTiling:
     """The part of a matrix that a block, and a warpgroup of it, works on.
@@ -49,12 +44,15 @@ class Registers:
       shared: if several do, up to four.
       crowded: if eight do, which leaves 64 registers for each lane; five to seven may hold more.
       area: elements that a block of short rows should have.
+      four: bytes of a row that registers do not hold, up to which four warpgroups share it; longer
+        ones eight, with which the L2 cache still has what is read again.
     """
 
     alone: int = 64
     shared: int = 64
     crowded: int = 32
     area: int = 4096
+    four: int = 112 * 1024
 
     def limit(self, threads: int) -> int:
         """Columns of one of so many warpgroups."""
@@ -97,7 +95,8 @@ def row_tiling(rows: int, columns: int, itemsize: int, registers: Registers) -> 
         return RowTiling(1, threads, columns // threads, columns)
     if columns <= registers.limit(1):
         return RowTiling(1, 1, columns, columns)
-    threads = 4 if columns <= MOST_OF_FOUR and rows >= BUSY_ROWS else MOST_WARPGROUPS
+    short = columns * itemsize <= registers.four
+    threads = 4 if short and rows >= BUSY_ROWS else MOST_WARPGROUPS
     return RowTiling(1, min(threads, columns // (16 * LANES)), 16 * LANES, columns)
 
 
