@@ -12,6 +12,8 @@ Shapes are drawn by a seed as in ``attention_shapes.py``, of those for which an 
 - ``divided``: the work of gradients is divided further than rounds of blocks say, or not (forward
   and gradients). With ``--everywhere`` also shapes without causal mask, or with a window, that the
   estimate is not used for;
+- ``halves``: gradients of few tiles by blocks of two warpgroups, each with 128 keys, instead of
+  twice as many blocks of one;
 - ``prefill``: rows of a cache are brought together for attention's kernel, or the portable kernel
   goes through them (3 to 2048 queries that share a head).
 
@@ -42,7 +44,7 @@ import timing
 
 from pallasite import ops
 
-KINDS = ("tiles", "sections", "divided", "prefill")
+KINDS = ("tiles", "sections", "divided", "halves", "prefill")
 
 SHORT = 48
 """Sequences of fewer tokens share tiles."""
@@ -135,6 +137,10 @@ def _decided(kind: str, case: shapes.Case, everywhere: bool) -> bool:
             return bool(found) and _default(case) != found[0]
         first, second = (_estimate(case, one) for one in found[:2])
         return second < 0.95 * first
+    if kind == "halves":
+        from pallasite_hopper.ops.flash.backward_config import config_for_heads
+
+        return not _one_kernel(case) and config_for_heads(_backward_problem(case)).warpgroups == 1
     if not everywhere and (not case.causal or case.window is not None):
         return False
     if _one_kernel(case):
@@ -266,13 +272,20 @@ def chosen(kind: str, choose: bool) -> Iterator[None]:
                 default(*args, **named), cache_bytes=8 << 20
             )
             stack.enter_context(mock.patch.object(api, "default_config", smaller))
-        if kind == "divided":
-            from pallasite_hopper.ops.flash import backward, single_api
+        if kind in ("divided", "halves"):
+            from pallasite_hopper.ops.flash import backward, backward_choice, single_api
 
             def pick(problem: Any) -> Any:
-                return _first_and_best(problem)[choose]
+                if kind == "divided":
+                    return _first_and_best(problem)[choose]
+                return backward_choice._default_config.__wrapped__(problem)
 
             stack.enter_context(mock.patch.object(backward, "default_config", pick))
+            if kind == "halves":
+                from pallasite_hopper.ops.flash import backward_config
+
+                most = 0 if choose else 96
+                stack.enter_context(mock.patch.object(backward_config, "_SMALL", most))
             several: Any = lambda problem, extras: None  # noqa: E731
             stack.enter_context(mock.patch.object(single_api, "chosen", several))
         if kind == "prefill":
@@ -297,7 +310,7 @@ def prepare(task: Task) -> Callable[[], Row]:
     """Compiles everything; what it returns measures."""
     if isinstance(task.case, Cached):
         return _prepare_cached(task, task.case)
-    case, backward = task.case, task.kind == "divided"
+    case, backward = task.case, task.kind in ("divided", "halves")
     q_shape = (case.batch, case.length, case.heads, case.head_dim)
     kv_shape = (case.batch, case.length, case.kv_heads, case.head_dim)
     specs = [jax.ShapeDtypeStruct(one, jnp.bfloat16) for one in (q_shape, kv_shape, kv_shape)]
