@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, SHARED_MEMORY, MatmulConfig
-from pallasite_hopper.ops.dense.cost import H200, Sizes
+from pallasite_hopper.ops.dense.cost import H200, Sizes, visited
 
 _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
     (192, 256, 2, "n"),
@@ -60,10 +60,12 @@ have the same columns, and where it has one tile: with more, blocks hinder each 
 (measured on an H200)."""
 _MOST_SHARED = 4
 """Blocks at most that share a tile and write sums where stages were."""
-_FEW_TILES = 9
-"""If there are more of them along the rows, tiles are visited in groups: with all of them one after
-the other, multiprocessors near each other have too little in common, and the transposed GEMM takes
-up to a third more time (measured on an H200)."""
+_GROUPS = (1, 2, 4, 8, 16)
+_FEW_TILES, _FEWER_READ = 16, 0.87
+"""Where tiles are visited in whole lines of at most so many, that counts like fewer bytes read."""
+_READ_MORE = 1.12
+"""How much more may be read in common for larger groups, whose operands come from memory less often
+(all measured on an H200: other orders of small tiles take up to half as much time more)."""
 
 
 def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
@@ -91,7 +93,7 @@ def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
 
 def _tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
     """Tilings, and the extents of the GEMM along the tiles' rows and columns."""
-    m, n, k, size = sizes.m, sizes.n, sizes.k, sizes.size
+    m, n, size = sizes.m, sizes.n, sizes.size
     for tile_m, tile_n, warpgroups, split in _TILES:
         if tile_m * tile_n > LARGEST and size != 2:
             continue
@@ -102,16 +104,17 @@ def _tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
             stages=2,
             warpgroups=warpgroups,
             split=split,
-            group=_group(tile_m, k * size),
             epilogue_n=8,
         )
         yield tile, (m, n)
     for columns, rows in _swapped_columns(sizes):
-        # Of equals the first is taken: several rounds of tiles prefer deep steps.
+        # Of equals the first is taken: tiles of 64 rows prefer deep steps, several rounds of 128
+        # too.
         for (tile_m, warpgroups, least, most, split), shallow in itertools.product(
             _SWAPPED_TILES, (True, False)
         ):
-            depth = 128 if shallow == (n <= tile_m * H200.multiprocessors) else 256
+            deep = tile_m == 64 or (tile_m == 128 and n > tile_m * H200.multiprocessors)
+            depth = 256 if shallow == deep else 128
             if tile_m not in rows or (depth > 128 and columns > 32):
                 continue
             across = columns if split == "m" else -(-columns // 16) * 16
@@ -125,7 +128,6 @@ def _tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
                 stages=2,
                 warpgroups=warpgroups,
                 split=split,
-                group=_group(tile_m, k * size) if -(-m // across) > _FEW_TILES else 1,
                 epilogue_n=8,
             )
             yield tile, (n, m)
@@ -136,7 +138,7 @@ def _larger_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]
     m, of which a multiple of 64 would have to fill each half of a tile."""
     if sizes.size != 2 or sizes.transpose_a:
         return
-    m, n, row = sizes.m, sizes.n, sizes.k * sizes.size
+    m, n = sizes.m, sizes.n
     for tile_m, least, most, split in _LARGER_TILES:
         multiple = 16 if split == "n" else 8
         across = -(-n // tile_m)
@@ -145,34 +147,51 @@ def _larger_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]
         widths = {-(-m // (multiple * count)) * multiple for count in counts if count}
         for columns in sorted(widths):
             if least <= columns <= most:
-                group = _group(tile_m, row) if -(-m // columns) > _FEW_TILES else 1
                 tile = MatmulConfig(
                     swap=True, tile_m=tile_m, tile_n=columns, tile_k=64, stages=2, split=split,
-                    group=group, epilogue_n=8,
+                    epilogue_n=8,
                 )  # fmt: skip
                 yield tile, (n, m)
 
 
 def _alternate_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
     """The same of two warpgroups that take turns."""
-    m, n, row = sizes.m, sizes.n, sizes.k * sizes.size
+    m, n = sizes.m, sizes.n
     usual = MatmulConfig(
         tile_n=64, tile_k=128 // sizes.size, stages=2, alternate=True, epilogue_n=8
     )
     for tile_m, tile_n in _ALTERNATE_TILES:
-        group = _group(tile_m, row)
-        yield dataclasses.replace(usual, tile_m=tile_m, tile_n=tile_n, group=group), (m, n)
+        yield dataclasses.replace(usual, tile_m=tile_m, tile_n=tile_n), (m, n)
     for columns, rows in _swapped_columns(sizes):
         for tile_m, (least, most) in _ALTERNATE_COLUMNS.items():
             if tile_m in rows and least <= columns <= most:
-                group = _group(tile_m, row) if -(-m // columns) > _FEW_TILES else 1
                 tile = dataclasses.replace(usual, swap=True, tile_m=tile_m, tile_n=columns)
-                yield dataclasses.replace(tile, group=group), (n, m)
+                yield tile, (n, m)
 
 
-def _group(tile_m: int, row: int) -> int:
-    """Tiles that are visited before going on: of some 2000 rows, of fewer if these are short."""
-    return (16 if row >= 8192 else 8) * 128 // max(tile_m, 128)
+def _group(tile: MatmulConfig, way: dict[str, Any], m: int, n: int) -> int:
+    """So many tiles are visited before going on: multiprocessors near each other then have tiles
+    that share operands."""
+    cluster = way.get("cluster", 1)
+    along_m = cluster if way.get("cluster_along") == "m" else 1
+    step_m, step_n = tile.tile_m * along_m, tile.tile_n * cluster // along_m
+    m_tiles, n_tiles = -(-m // step_m), -(-n // step_n)
+    if n_tiles == 1:
+        return 1
+    blocks = cluster * way.get("split_k", 1)
+    near = max(1, min(H200.near // blocks, m_tiles * n_tiles))
+
+    def read(group: int) -> float:
+        rows, columns = visited(near, group, m_tiles, n_tiles)
+        return rows * step_m + columns * step_n
+
+    each = {group: read(group) for group in _GROUPS}
+    least = min(each.values())
+    lines = [1] * (n_tiles <= _FEW_TILES) + [_FEW_TILES] * (m_tiles <= _FEW_TILES)
+    line = min(lines, key=each.__getitem__, default=0)
+    if line and each[line] * _FEWER_READ <= least:
+        return line
+    return max(group for group in _GROUPS if each[group] <= _READ_MORE * least)
 
 
 def _swapped_columns(sizes: Sizes) -> list[tuple[int, Collection[int]]]:
@@ -293,7 +312,8 @@ def _completed(
     epilogue = min(width, most) if tile.swap and split == 1 else next(fits, None)
     if epilogue is None:
         return None
-    return dataclasses.replace(tile, epilogue_n=epilogue, evict_first=once, **way)
+    group = _group(tile, way, m, n)
+    return dataclasses.replace(tile, epilogue_n=epilogue, evict_first=once, group=group, **way)
 
 
 def _with_stages(

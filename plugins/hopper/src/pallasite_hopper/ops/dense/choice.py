@@ -30,6 +30,9 @@ _LEAST_GAIN_BY_TURNS, _LEAST_GAIN_BY_OTHER_TURNS = 0.01, 0.04
 not 16 bits: these take some 3 % more than estimated in the mean."""
 _LEAST_GAIN_BY_SIZE = 0.03
 """What tiles of more than 128 x 256 elements have to: power limits them more than it estimates."""
+_LEAST_GAIN_BY_FEW_ELEMENTS, _MANY_ROUNDS = 0.01, 4
+"""What tiles of fewer elements than 128 x 256 have to in so many rounds of tiles, unless warpgroups
+take turns: they read more, which takes power."""
 _LEAST_GAIN_BY_FLAT = 0.05
 """What tiles of 64 rows have to where there are several along the rows, but for the transposed
 GEMM: they take 3 to 7 % more than estimated in the mean."""
@@ -156,6 +159,9 @@ def _rank(sizes: Sizes, config: MatmulConfig) -> float:
     if config.alternate:
         known = config.tile_m <= 128 and sizes.size == 2
         least += _LEAST_GAIN_BY_TURNS if known else _LEAST_GAIN_BY_OTHER_TURNS
+    elif config.tile_m * config.tile_n < LARGEST:
+        round_of_tiles = H200.multiprocessors * config.tile_m * config.tile_n
+        least += _LEAST_GAIN_BY_FEW_ELEMENTS * (sizes.m * sizes.n >= _MANY_ROUNDS * round_of_tiles)
     least += _LEAST_GAIN_BY_FLAT * (config.tile_m == 64 and not config.swap and sizes.m > 128)
     return nanoseconds(config, sizes) * (1 + least)
 

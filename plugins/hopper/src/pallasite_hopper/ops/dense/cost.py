@@ -34,6 +34,7 @@ class Rates:
       misaligned: share more that rows take which do not begin at lines of the cache.
       empty: share more that rows and columns of a tile take beyond the end of an operand, which the
         copy engine fills with zeros.
+      least_step: nanoseconds that a step takes at least.
       latency: nanoseconds until memory answers, of steps that nobody has read before.
       held: how many times as long as multiplying takes a stage is not filled anew.
       step_overlap: exponent of the norm that joins the times of multiplying and reading.
@@ -89,6 +90,7 @@ class Rates:
     l2: float
     misaligned: float
     empty: float
+    least_step: float
     latency: float
     held: float
     group: float
@@ -143,6 +145,7 @@ H200 = Rates(
     l2=21700.0,
     misaligned=0.614,
     empty=4.31,
+    least_step=110.0,
     latency=567.0,
     held=1.62,
     group=1660.0,
@@ -189,10 +192,11 @@ H200 = Rates(
 on an H200 (2026-11), with nothing of the operands in the L2 cache (``benchmarks/gemm_fit.py``),
 from rates that had been fitted to some 4,000 others. The standard deviation of the estimate is 7 %;
 what it chooses of the configurations that were measured takes 1.7 % more time than the fastest in
-the mean. With extents not divisible by 8 (jax 0.11.2): ``pad`` to ``store`` to the times of the
-kernels of 35 shapes (``benchmarks/unaligned.py``); from ``xla`` on, but for the epilogue, to XLA's
-times of 63, operands in row order, within 15 %, five of which have one row, and two more one row
-that is divided."""
+the mean. ``least_step`` was found after that, by some 60 shapes more, as were the orders of tiles.
+With extents not divisible by 8 (jax 0.11.2): ``pad`` to ``store`` to the times of the kernels of 35
+shapes (``benchmarks/unaligned.py``); from ``xla`` on, but for the epilogue, to XLA's times of 63,
+operands in row order, within 15 %, five of which have one row, and two more one row that is
+divided."""
 
 _LINE = 128
 """Bytes of a line of the L2 cache."""
@@ -281,7 +285,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     step *= 1 + rates.split * (config.split_k > 1)
     stages = max(2, min(config.stages, math.ceil(units / resident) * steps))
     waits = rates.latency * _read_first(config, m, n, units, resident) + rates.held * mma
-    step = max(step, waits / (stages - 1))
+    step = max(step, waits / (stages - 1), rates.least_step)
     # The epilogue.
     area = config.tile_m * config.tile_n
     epilogue = area * (sizes.out_size if config.parts == 1 else 4) * active / rates.write
