@@ -41,6 +41,7 @@ from pallasite_std.ops.rows import (
     quantize,
     rotary,
     segments,
+    shared,
     tiles,
     tiling,
     top_k,
@@ -90,6 +91,8 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (norm_kernels, "suits_shared", _always),
         (quantize, "suits_shared", _always),
     ),
+    "rows in shared memory by eight": ((shared, "_MOST_THREADS", 8),),
+    "full lanes": ((pipelines, "FULL_LANES", True),),
     "rows by four": (
         (norm_kernels, "FORWARD", tiling.Registers(four=1 << 30)),
         (norm_kernels, "QUANTIZED", tiling.Registers(four=1 << 30)),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pallasite import ops
-from pallasite_std.ops.rows import norm_kernels, norms, quantize, tiles
+from pallasite_std.ops.rows import norm_kernels, norms, quantize, shared, tiles
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -32,6 +32,7 @@ def in_shared_memory(monkeypatch):
         monkeypatch.setattr(module, "tiled_row_kernel", lambda *arguments: None)
         kernel.cache_clear()
     monkeypatch.setattr(tiles, "WORD", 16)
+    monkeypatch.setattr(shared, "_ENOUGH", 1)
     for module in (norms, quantize):
         monkeypatch.setattr(module, "machine", lambda: MACHINE)
     yield found
@@ -46,6 +47,7 @@ def in_shared_memory(monkeypatch):
         (8, 8195, BF16, True, True, None),  # Chunks but for three columns; the last row is whole.
         (11, 5122, BF16, True, True, np.int8),  # Results that begin elsewhere in vectors.
         (7, 6001, F32, True, False, None),
+        (19, 3333, BF16, True, False, None),  # One warpgroup.
         (7, 12289, BF16, False, False, jnp.float8_e4m3fn),
     ],
 )

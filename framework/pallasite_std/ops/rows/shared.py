@@ -22,14 +22,20 @@ from pallasite_std.ops.rows.kernel import INSIDE, Chunk, Exchange, Rows, Work, i
 from pallasite_std.ops.rows.tiles import places_taken
 from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_of
 
-THREADS = 4
+_MOST_THREADS = 4
 """Warpgroups that share a row."""
 
 _CHUNK = 16 * LANES
 """Columns that a warpgroup works on at a time, at most."""
 
-_MOST_RESIDENT = 3
+_FETCHED = 128 * 1024
+"""Bytes of the rows of a multiprocessor that suffice, if these are not fewer than three."""
+
+_MOST_RESIDENT = 8
 """Blocks of a multiprocessor."""
+
+_WARPGROUPS = 12
+"""Those of a multiprocessor: their lanes have 40 registers each."""
 
 _LEAST = 36 * 1024
 """Bytes of a row from which on that is better."""
@@ -80,11 +86,11 @@ class _SharedRow(Rows):
         return None if found is None else self.chunk_at(found.first, found.width)
 
 
-def _tiling(columns: int) -> RowTiling:
+def _tiling(columns: int, threads: int) -> RowTiling:
     """Chunks of one width, the same number for each warpgroup, and few columns behind them."""
-    turns = -(-columns // (THREADS * _CHUNK))
-    chunk = columns // (THREADS * turns * LANES) * LANES
-    return RowTiling(1, THREADS, chunk, columns)
+    turns = -(-columns // (threads * _CHUNK))
+    chunk = columns // (threads * turns * LANES) * LANES
+    return RowTiling(1, threads, chunk, columns)
 
 
 def _bytes(
@@ -121,11 +127,13 @@ def shared_row_kernel(
     """
     matrix = [len(one.shape) == 2 for one in out_types]
     of_matrices = [one.dtype for one, whole in zip(out_types, matrix, strict=True) if whole]
-    resident = min(_MOST_RESIDENT, shared_memory // _bytes(columns, dtypes, of_matrices))
+    needed = _bytes(columns, dtypes, of_matrices)
+    resident = min(shared_memory // needed, max(3, _FETCHED // needed), _MOST_RESIDENT)
     unaligned = any(columns * size_of(one) % tiles.WORD for one in dtypes)
     if not unaligned or resident < 2 or rows < _ENOUGH * multiprocessors * resident:
         return None
-    if rows * columns >= 2**31 or columns < 2 * THREADS * LANES:
+    threads = max(1, min(_MOST_THREADS, _WARPGROUPS // resident))
+    if rows * columns >= 2**31 or columns < 2 * threads * LANES:
         return None
     taken, total = places_taken(dtypes, of_matrices), rows * columns
 
@@ -137,12 +145,14 @@ def shared_row_kernel(
         vector = vector_of(dtype)
         return -(-(columns + vector - 1) // vector) * vector
 
-    def on_row(*refs: Any, loaded: Any, finished: Any, **buffers: Any) -> None:
+    def on_row(*refs: Any, loaded: Any, **buffers: Any) -> None:
         sources = refs[: len(dtypes)]
         results = [one for one, whole in zip(refs[-len(out_types) :], matrix, strict=True) if whole]
-        row, thread = lax.axis_index("rows"), lax.axis_index("part")
-        begin = row * columns
-        exchange = Exchange(THREADS, buffers.pop("partials"), buffers.pop("barrier"))
+        row, begin = lax.axis_index("rows"), lax.axis_index("rows") * columns
+        thread = lax.axis_index("part") if threads > 1 else 0
+        exchange = None
+        if threads > 1:
+            exchange = Exchange(threads, buffers["partials"], buffers["barrier"])
         places = dict[int, Any]()
         for number, source in enumerate(sources):
             shift = lax.rem(begin, vector_of(source.dtype))
@@ -181,10 +191,11 @@ def shared_row_kernel(
 
         pl.when(thread == 0)(fetch_all)
         plgpu.barrier_wait(loaded)
-        block = _SharedRow(_tiling(columns), row, thread, exchange, places)
+        block = _SharedRow(_tiling(columns, threads), row, thread, exchange, places)
         in_step([body(block, *refs)], [block])
-        plgpu.barrier_arrive(finished)
-        plgpu.barrier_wait(finished)
+        if threads > 1:
+            plgpu.barrier_arrive(buffers["finished"])
+            plgpu.barrier_wait(buffers["finished"])
         for result in results:
             write(result, thread, begin, *places[id(result)])
 
@@ -198,11 +209,11 @@ def shared_row_kernel(
             result[pl.ds(first + position, count)] = place[pl.ds(position, count)]
 
         def step(number: Any, carry: tuple[()]) -> tuple[()]:
-            copy(vector + (number * THREADS + thread) * width, width)
+            copy(vector + (number * threads + thread) * width, width)
             return carry
 
         full = inside // width
-        mine = lax.div(full - thread + (THREADS - 1), THREADS)
+        mine = lax.div(jnp.int32(full - thread + (threads - 1)), jnp.int32(threads))
         if full:
             lax.fori_loop(0, mine, step, ())
 
@@ -213,7 +224,7 @@ def shared_row_kernel(
                 some = pl.ds(shift + start, 2 * vector)
                 result[pl.ds(begin + start, 2 * vector)] = place[some]
 
-        pl.when(thread == THREADS - 1)(ends)
+        pl.when(thread == threads - 1)(ends)
 
     scratch: dict[str, Any] = {
         f"staged_{number}": plgpu.SMEM((padded(dtype),), dtype)
@@ -223,9 +234,12 @@ def shared_row_kernel(
         if operand is None:
             scratch[f"result_{number}"] = plgpu.SMEM((padded(dtype),), dtype)
     scratch["loaded"] = plgpu.Barrier(num_arrivals=len(dtypes) + 1)
-    scratch["finished"] = plgpu.Barrier(num_arrivals=THREADS)
-    scratch["partials"] = plgpu.SMEM((exchanges, THREADS), jnp.float32)
-    scratch["barrier"] = plgpu.Barrier(num_arrivals=THREADS)
+    arguments: dict[str, Any] = {}
+    if threads > 1:
+        scratch["finished"] = plgpu.Barrier(num_arrivals=threads)
+        scratch["partials"] = plgpu.SMEM((exchanges, threads), jnp.float32)
+        scratch["barrier"] = plgpu.Barrier(num_arrivals=threads)
+        arguments = dict(num_threads=threads, thread_name="part")
     kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
         on_row,
         out_type=tuple(
@@ -234,11 +248,10 @@ def shared_row_kernel(
         ),
         grid=(rows,),
         grid_names=("rows",),
-        num_threads=THREADS,
-        thread_name="part",
         kernel_name=name,
         compiler_params=plgpu.CompilerParams(min_blocks=resident),
         scratch_types=scratch,
+        **arguments,
     )
 
     def call(*operands: Any) -> tuple[jax.Array, ...]:
