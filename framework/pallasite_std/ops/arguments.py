@@ -43,6 +43,26 @@ def is_portable_config(config: Any) -> bool:
     return type(config).__module__.startswith("pallasite_std.ops.")
 
 
+def as_array(value: Any, what: str) -> jax.Array:
+    """An array of real numbers or booleans.
+
+    Raises:
+      InvalidTypeError: it is none.
+    """
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):
+        array = None
+    real = (jnp.floating, jnp.integer, jnp.bool_)
+    if array is None or not any(jnp.issubdtype(array.dtype, kind) for kind in real):
+        raise InvalidTypeError(
+            f"{what} is not an array of real numbers",
+            got=type(value).__name__ if array is None else f"{array.dtype}{list(array.shape)}",
+            expected="such as a jax.Array of float32",
+        )
+    return array
+
+
 def positive(value: Any, what: str) -> float:
     """A factor that has to be known while tracing.
 
@@ -71,7 +91,7 @@ def dtype_of(dtype: Any, what: str) -> np.dtype[Any]:
     """
     try:
         given = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         given = None
     real = (np.floating, np.integer, np.bool_)
     if given is None or not any(jnp.issubdtype(given, kind) for kind in real):
@@ -132,7 +152,7 @@ def whole_numbers(array: Any, what: str, shape: tuple[int | str, ...]) -> jax.Ar
     Raises:
       InvalidTypeError: the array does not fit.
     """
-    array = jnp.asarray(array)
+    array = as_array(array, what)
     fits = len(array.shape) == len(shape) and all(
         isinstance(wanted, str) or wanted == extent
         for wanted, extent in zip(shape, array.shape, strict=True)

@@ -13,6 +13,7 @@ import numpy as np
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import (
     accepted_dtypes,
+    as_array,
     check_config,
     positive,
     whole_numbers,
@@ -117,7 +118,8 @@ def decode_call[P: DecodeProblem](
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
     """
-    _check_rank(k, "k", "(batch, kv_len, kv_heads, head_dim)")
+    for array, what in ((k, "k"), (v, "v")):
+        _check_rank(array, what, "(batch, kv_len, kv_heads, head_dim)")
     batch, kv_len, kv_heads, head_dim = k.shape
     tokens, group = _check_operands(accepted, q, k, v, ("k", "v"), kv_heads, head_dim)
     if q.shape[0] != batch:
@@ -168,7 +170,8 @@ def paged_call[P: DecodeProblem](
     expected = "(kv_heads, pages, page_size, head_dim)"
     if not heads_first:
         expected = "(pages, page_size, kv_heads, head_dim)"
-    _check_rank(k_pages, "k_pages", expected)
+    for array, what in ((k_pages, "k_pages"), (v_pages, "v_pages")):
+        _check_rank(array, what, expected)
     if heads_first:
         kv_heads, pages, page_size, head_dim = k_pages.shape
     else:
@@ -309,7 +312,7 @@ def _factors(given: Any, what: str, problem: DecodeProblem) -> jax.Array:
     """Factors of all heads."""
     if not problem.narrow:
         raise InvalidValueError(f"{what} is for keys and values with 8 bits")
-    factors = jnp.asarray(1.0 if given is None else given, jnp.float32)
+    factors = as_array(1.0 if given is None else given, what).astype(jnp.float32)
     if factors.shape not in ((), (problem.kv_heads,)):
         raise InvalidTypeError(
             f"{what} does not fit the heads",

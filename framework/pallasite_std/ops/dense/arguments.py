@@ -11,7 +11,7 @@ import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.activations import check_activation
-from pallasite_std.ops.arguments import check_config, check_extents_along_k, dtype_of
+from pallasite_std.ops.arguments import as_array, check_config, check_extents_along_k, dtype_of
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall, MatmulProblem
 
@@ -50,8 +50,13 @@ def matmul_call(
     """
     check_config(config, config_type)
     row_scale, column_scale, bias, residual = (
-        None if given is None else jnp.asarray(given)
-        for given in (row_scale, column_scale, bias, residual)
+        None if given is None else _of_bytes(as_array(given, what))
+        for given, what in (
+            (row_scale, "row_scale"),
+            (column_scale, "column_scale"),
+            (bias, "bias"),
+            (residual, "residual"),
+        )
     )
     a, b = (jnp.asarray(one) if isinstance(one, np.ndarray) else one for one in (a, b))
     for array, what in ((a, "a"), (b, "b")):
@@ -113,6 +118,12 @@ def _check_shape(array: Any, shape: tuple[int, ...], what: str) -> None:
         raise InvalidValueError(
             f"{what} does not fit the product", got=str(array.shape), expected=str(shape)
         )
+
+
+def _of_bytes(array: jax.Array) -> jax.Array:
+    """An array of elements that kernels can read one by one."""
+    small = jnp.issubdtype(array.dtype, jnp.integer) and jnp.iinfo(array.dtype).bits < 8
+    return array.astype(jnp.float32) if small else array
 
 
 def _check_rank(array: Any, what: str) -> None:

@@ -97,7 +97,7 @@ class Epilogue:
             ref = next(remaining)
             values = values.astype(jnp.float32)
             if kind == "scalar":
-                values = values * ref[0]
+                values = values * ref[0].astype(jnp.float32)
             else:
                 values = values * _spread(ref, window, axis, shape)
         if self.bias:

@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import accepted_dtypes, check_config, positive, whole_numbers
+from pallasite_std.ops.arguments import (
+    accepted_dtypes,
+    as_array,
+    check_config,
+    positive,
+    whole_numbers,
+)
 from pallasite_std.ops.padding import padded
 
 MASK_STEP = 32
@@ -273,7 +279,7 @@ def _bias(q: Any, k: Any, bias: Any) -> Any:
     """Broadcast along queries and keys, but not along batch and heads."""
     if bias is None:
         return None
-    bias = jnp.asarray(bias)
+    bias = as_array(bias, "bias")
     full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     _check_broadcast(bias, "bias", full)
     if not jnp.issubdtype(bias.dtype, jnp.floating):
@@ -288,7 +294,7 @@ def _bias(q: Any, k: Any, bias: Any) -> Any:
 def _slopes(q: Any, slopes: Any) -> Any:
     if slopes is None:
         return None
-    slopes = jnp.asarray(slopes)
+    slopes = as_array(slopes, "alibi_slopes")
     batch, heads = q.shape[0], q.shape[2]
     if slopes.shape not in ((heads,), (batch, heads)) or slopes.dtype.kind not in "fiu":
         raise InvalidTypeError(
@@ -317,7 +323,7 @@ def _mask_block(block: Any) -> tuple[int, int]:
 def _block_mask(q: Any, k: Any, mask: Any, block: tuple[int, int]) -> Any:
     if mask is None:
         return None
-    mask = jnp.asarray(mask)
+    mask = as_array(mask, "block_mask")
     blocks = (-(-q.shape[1] // block[0]), -(-k.shape[1] // block[1]))
     if mask.dtype != jnp.bool_:
         raise InvalidTypeError(

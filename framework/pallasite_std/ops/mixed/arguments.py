@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import (
+    as_array,
     check_config,
     check_extents_along_k,
     float_dtype,
@@ -90,7 +90,7 @@ def mixed_call(
         # XLA's kernels for GPUs that convert 4 bits and transpose anything can be wrong (jaxlib
         # 0.11.2, 16 rows or columns): the program may convert to these weights.
         b, transpose_b = jax.lax.optimization_barrier(b).T, True
-    scales = None if scales is None else jnp.asarray(scales)
+    scales = None if scales is None else as_array(scales, "scales")
     group = _group(scales, n, k)
     problem = MixedProblem(
         m=m,

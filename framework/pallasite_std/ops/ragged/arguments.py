@@ -11,6 +11,7 @@ import numpy as np
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import (
     accepted_dtypes,
+    as_array,
     check_config,
     check_extents_along_k,
     float_dtype,
@@ -106,7 +107,7 @@ def _check(
 
 
 def _sizes(group_sizes: Any, groups: int | None) -> jax.Array:
-    sizes = jnp.asarray(group_sizes)
+    sizes = as_array(group_sizes, "group_sizes")
     fits = sizes.ndim == 1 and groups in (None, sizes.shape[0])
     if not fits or not jnp.issubdtype(sizes.dtype, jnp.integer):
         raise InvalidTypeError(

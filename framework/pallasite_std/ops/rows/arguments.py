@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
-from pallasite_std.ops.arguments import dtype_of
+from pallasite_std.ops.arguments import as_array, dtype_of
 
 FLOATS = tuple(np.dtype(one) for one in (jnp.bfloat16, jnp.float16, jnp.float32))
 QUANTIZED = tuple(np.dtype(one) for one in (jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8))
@@ -20,21 +20,6 @@ QUANTIZED = tuple(np.dtype(one) for one in (jnp.float8_e4m3fn, jnp.float8_e5m2, 
 def names(dtypes: tuple[np.dtype[Any], ...]) -> str:
     """For messages."""
     return ", ".join(one.name for one in dtypes)
-
-
-def as_array(value: Any, what: str) -> jax.Array:
-    """An array of numbers.
-
-    Raises:
-      InvalidTypeError: it is none.
-    """
-    try:
-        return jnp.asarray(value)
-    except (TypeError, ValueError):
-        kind = type(value).__name__
-        raise InvalidTypeError(
-            f"{what} is not an array of numbers", got=kind, expected="such as a jax.Array"
-        ) from None
 
 
 def integer(value: Any, what: str) -> int:

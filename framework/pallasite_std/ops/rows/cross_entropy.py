@@ -11,6 +11,7 @@ import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import (
+    as_array,
     in_32_bits,
     matched,
     positive,
@@ -20,7 +21,6 @@ from pallasite_std.ops.arguments import (
 )
 from pallasite_std.ops.rows import cross_entropy_kernels
 from pallasite_std.ops.rows.arguments import (
-    as_array,
     as_rows,
     float_array,
     integer,

@@ -11,11 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.arguments import float_dtype, in_32_bits, matched, without_derivatives, zeros
+from pallasite_std.ops.arguments import (
+    as_array,
+    float_dtype,
+    in_32_bits,
+    matched,
+    without_derivatives,
+    zeros,
+)
 from pallasite_std.ops.rows.arguments import (
     FLOATS,
     QUANTIZED,
-    as_array,
     float_array,
     integer,
     machine,

@@ -15,8 +15,15 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidTypeError
-from pallasite_std.ops.arguments import in_32_bits, matched, positive, without_derivatives, zeros
-from pallasite_std.ops.rows.arguments import as_array, float_array, integer
+from pallasite_std.ops.arguments import (
+    as_array,
+    in_32_bits,
+    matched,
+    positive,
+    without_derivatives,
+    zeros,
+)
+from pallasite_std.ops.rows.arguments import float_array, integer
 from pallasite_std.ops.rows.elementwise import ELEMENTS
 from pallasite_std.ops.rows.tiling import LANES
 

@@ -66,7 +66,7 @@ def depth_of(dtype: Any) -> int:
 
 def check_dtypes(a: Any, b: Any, accumulator: Any) -> None:
     """Raises InvalidValueError for dtypes that no instruction combines."""
-    left, right, result = ptx_type(a), ptx_type(b), accumulator_type(accumulator)
+    left, right = ptx_type(a), ptx_type(b)
     if left != right and not any(left in family and right in family for family in _FAMILIES):
         raise checks.value_error(
             "a and b have dtypes that are not multiplied with each other",
@@ -74,7 +74,7 @@ def check_dtypes(a: Any, b: Any, accumulator: Any) -> None:
             expected="the same dtype (or two kinds of 8-bit float, or int8 and uint8)",
             hint="convert one of them in registers; a may stay there",
         )
-    if result not in _ACCUMULATORS[left]:
+    if _ACCUMULATOR_NAMES.get(np.dtype(accumulator).name) not in _ACCUMULATORS[left]:
         names = {short: long for long, short in _ACCUMULATOR_NAMES.items()}
         raise checks.value_error(
             f"products of {np.dtype(a)} are not accumulated in {np.dtype(accumulator)}",
