@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 from tests import (  # session_end first: see there
     collection_order,
+    room_for_calls,
     session_end,
     session_folders,
     worker_reports,
@@ -55,6 +56,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("pallasite")
 
 install_plugins()
+room_for_calls.have()
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,26 @@ def table():
     return plugins.registry().jaxprs
 
 
+# What JAX takes to run an operation of scalars, NumPy takes for a hundred of them.
+EQUATIONS = {
+    lax.add_p: np.add,
+    lax.and_p: np.bitwise_and,
+    lax.clamp_p: lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    lax.eq_p: np.equal,
+    lax.ge_p: np.greater_equal,
+    lax.gt_p: np.greater,
+    lax.le_p: np.less_equal,
+    lax.lt_p: np.less,
+    lax.max_p: np.maximum,
+    lax.mul_p: np.multiply,
+    lax.ne_p: np.not_equal,
+    lax.neg_p: np.negative,
+    lax.rem_p: np.fmod,
+    lax.select_n_p: lambda which, *cases: cases[int(which)],
+    lax.sub_p: np.subtract,
+}
+
+
 class Evaluator(Visitor):
     """Values are NumPy arrays; loops run as often as they would."""
 
@@ -42,6 +62,12 @@ class Evaluator(Visitor):
         return super().region(equation, region, inputs)
 
     def primitive(self, equation, operands):
+        if equation.primitive in EQUATIONS:
+            (result,) = equation.outvars
+            with np.errstate(over="ignore"):
+                value = np.asarray(EQUATIONS[equation.primitive](*operands))
+            assert value.dtype == result.aval.dtype
+            return [value]
         params = equation.primitive.get_bind_params(equation.params)
         results = equation.primitive.bind(*operands, **params)
         return [
@@ -62,60 +88,94 @@ class Evaluator(Visitor):
         return self.carried_results(body, operands)
 
 
+def numpy_loop(low, high, body, carry):
+    """What ``lax.fori_loop`` computes."""
+    for i in range(low, high):
+        carry = body(np.int32(i), carry)
+    return carry
+
+
+# Functions for JAX, and what NumPy is to compute for the same numbers.
 LEAVES = (
-    lambda x, y: x + y,
-    lambda x, y: x * 2 - y,
-    lambda x, y: jnp.maximum(x, y) + 1,
-    lambda x, y: jnp.where(x > y, x, -y),
+    (lambda x, y: x + y,) * 2,
+    (lambda x, y: x * 2 - y,) * 2,
+    (lambda x, y: jnp.maximum(x, y) + 1, lambda x, y: np.maximum(x, y) + 1),
+    (lambda x, y: jnp.where(x > y, x, -y), lambda x, y: x if x > y else -y),
 )
 
 
 @st.composite
 def functions(draw, depth=3):
-    """A function of two int32 scalars, of calls, branches and loops inside one another."""
+    """A function of two int32 scalars, of calls, branches and loops inside one another, for JAX and
+    for NumPy."""
     if depth == 0:
         return draw(st.sampled_from(LEAVES))
     inner = functions(depth=depth - 1)
     kind = draw(
         st.sampled_from(["leaf", "jit", "remat", "custom", "cond", "switch", "fori", "while"])
     )
-    first, second = draw(inner), draw(inner)
+    (first, first_np), (second, second_np) = draw(inner), draw(inner)
     trips = draw(st.integers(0, 3))
     if kind == "leaf":
-        return lambda x, y: first(second(x, y), y)
+        return (
+            lambda x, y: first(second(x, y), y),
+            lambda x, y: first_np(second_np(x, y), y),
+        )
     if kind in ("jit", "remat"):
         wrapped = {"jit": jax.jit, "remat": jax.checkpoint}[kind](lambda x, y: first(x, y))
-        return lambda x, y: wrapped(y, second(x, y))
+        return (
+            lambda x, y: wrapped(y, second(x, y)),
+            lambda x, y: first_np(y, second_np(x, y)),
+        )
     if kind == "custom":
         custom = jax.custom_jvp(lambda x, y: first(x, y))
         custom.defjvp(lambda primals, tangents: (custom(*primals), tangents[0]))
-        return lambda x, y: custom(x, second(y, x))
+        return (
+            lambda x, y: custom(x, second(y, x)),
+            lambda x, y: first_np(x, second_np(y, x)),
+        )
     if kind == "cond":
-        return lambda x, y: lax.cond(x % 2 == 0, first, second, x, y)
+        return (
+            lambda x, y: lax.cond(x % 2 == 0, first, second, x, y),
+            lambda x, y: (first_np if x % 2 == 0 else second_np)(x, y),
+        )
     if kind == "switch":
-        third = draw(inner)
-        return lambda x, y: lax.switch(y % 5 - 1, [first, second, third], y, x)
+        third, third_np = draw(inner)
+        return (
+            lambda x, y: lax.switch(y % 5 - 1, [first, second, third], y, x),
+            lambda x, y: [first_np, second_np, third_np][min(max(y % 5 - 1, 0), 2)](y, x),
+        )
     if kind == "fori":  # A scan that carries two values, with a constant.
 
-        def body(i, carry):
-            return second(carry[1], i) % 1000, first(*carry) % 1000
+        def bodies(one, other):
+            return lambda i, carry: (other(carry[1], i) % 1000, one(*carry) % 1000)
 
-        return lambda x, y: sum(lax.fori_loop(0, trips, body, (x, y))) + y
-    return lambda x, y: lax.while_loop(
-        lambda c: c[0] < trips + y % 3,
-        lambda c: (c[0] + 1, first(c[1], second(x, c[0])) % 1000),
-        (0, y),
-    )[1]
+        return (
+            lambda x, y: sum(lax.fori_loop(0, trips, bodies(first, second), (x, y))) + y,
+            lambda x, y: sum(numpy_loop(0, trips, bodies(first_np, second_np), (x, y))) + y,
+        )
+    return (
+        lambda x, y: lax.while_loop(
+            lambda c: c[0] < trips + y % 3,
+            lambda c: (c[0] + 1, first(c[1], second(x, c[0])) % 1000),
+            (0, y),
+        )[1],
+        lambda x, y: numpy_loop(
+            0, trips + y % 3, lambda i, c: first_np(c, second_np(x, i)) % 1000, y
+        ),
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(functions(), st.integers(-9, 9), st.integers(-9, 9))
 def test_visiting_with_numbers_is_evaluating(table, function, x, y):
+    for_jax, for_numpy = function
     args = np.int32(x), np.int32(y)
-    jaxpr = jax.make_jaxpr(function)(*args)
-    with jax.disable_jit():  # XLA takes long to compile the loops and branches of each function.
-        expected = int(function(*map(jnp.int32, args)))
-    assert [int(one) for one in Evaluator(table).run(jaxpr, args)] == [expected]
+    jaxpr = jax.make_jaxpr(for_jax)(*args)
+    with np.errstate(over="ignore"):
+        expected = for_numpy(*args)
+    assert expected.dtype == np.int32
+    assert [int(one) for one in Evaluator(table).run(jaxpr, args)] == [int(expected)]
 
 
 def test_constants_that_jaxprs_hold(table):

@@ -1,0 +1,31 @@
+"""Calls that a process of tests makes need no memory of their own, however deep they are."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+resource = pytest.importorskip("resource")
+
+CALLS = 200
+
+
+def _nothing(a=0, b=0, c=0, d=0):
+    return a
+
+
+def _faults_of_calls_at(depth):
+    if depth:
+        return _faults_of_calls_at(depth - 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(CALLS):
+        _nothing()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts page faults of Linux")
+def test_no_depth_needs_memory_for_each_call():
+    _faults_of_calls_at(300)
+    # Something else of this process may have a fault at any time, but not at each call.
+    assert max(map(_faults_of_calls_at, range(300))) < CALLS // 2
