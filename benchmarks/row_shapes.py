@@ -92,6 +92,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (quantize, "suits_shared", _always),
     ),
     "rows in shared memory by eight": ((shared, "_MOST_THREADS", 8),),
+    "moments in one pass": ((norm_kernels, "ONE_PASS", True),),
     "full lanes": ((pipelines, "FULL_LANES", True),),
     "rows by four": (
         (norm_kernels, "FORWARD", tiling.Registers(four=1 << 30)),

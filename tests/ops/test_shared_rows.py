@@ -92,3 +92,33 @@ def test_quantization(rows, columns, kind, in_shared_memory):
     errors = np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
     assert errors.max() < 8e-2
     assert (abs(found - exact).max(1) < 0.13 * abs(exact).max(1)).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "residual"),
+    [(3, 33001, F32, False), (2, 40000, F32, True)],
+)
+@pytest.mark.parametrize("outlier", [0.0, 1e6])
+def test_moments_in_one_pass(rows, columns, dtype, residual, outlier, monkeypatch):
+    """Far from zero, with a first element that is far from all others."""
+    for module, name, value in (
+        (norm_kernels, "ONE_PASS", True),
+        (norms, "machine", lambda: MACHINE),
+    ):
+        monkeypatch.setattr(module, name, value)
+    norm_kernels.forward.cache_clear()
+    draw = np.random.default_rng(columns)
+    numbers = draw.normal(size=(rows, columns)) + 100
+    numbers[0, 0] += outlier
+    x, other = jnp.asarray(numbers, dtype), jnp.asarray(draw.normal(size=numbers.shape), dtype)
+    weight, bias = (jnp.asarray(draw.normal(size=columns), F32) for _ in range(2))
+    found = ops.layer_norm(x, weight, bias, residual=other if residual else None)
+    norm_kernels.forward.cache_clear()
+    wide = np.asarray(x + other if residual else x, np.float64)
+    wide = wide - wide.mean(-1, keepdims=True)
+    scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + 1e-5)
+    w, b = (np.asarray(one, np.float64) for one in (weight, bias))
+    exact = wide * scale * w + b
+    value = np.asarray(found[0] if residual else found, np.float64)
+    errors = np.linalg.norm(value - exact, axis=1) / np.linalg.norm(exact, axis=1)
+    assert errors.max() < 1e-4

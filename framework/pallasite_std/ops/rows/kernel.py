@@ -133,7 +133,10 @@ class Rows:
       held: by the identity of a vector, its elements for these columns, or rows, if they are in
         registers.
       exchanged: through which warpgroups that share a row combine values.
+      near: whether chunks are read from shared memory.
     """
+
+    near = False
 
     def __init__(
         self,

@@ -136,8 +136,12 @@ def forward(
                 return chunk.computed(summed, lambda: add(chunk).astype(jnp.float32))
             return chunk.load(x if residual is None else summed)
 
-        mean = None
-        if norm.centered:
+        mean = squares = None
+        # Without a bias the largest magnitude is known but for a factor before the norm is.
+        early = norm.quantized is not None and bias is None
+        if norm.centered and ONE_PASS and not early and _has_chunks(block):
+            mean, squares = _moments(block, source)
+        elif norm.centered:
             (total,) = yield lambda chunk: (source(chunk),), ("sum",), []
             mean = total / columns
 
@@ -152,10 +156,10 @@ def forward(
             x = centered(chunk)
             return x * x, abs(weighted(chunk))
 
-        # Without a bias the largest magnitude is known but for a factor before the norm is.
-        early = norm.quantized is not None and bias is None
         if early:
             total, largest = yield magnitudes, ("sum", "max"), []
+        elif squares is not None:
+            total = squares
         else:
             (total,) = yield lambda chunk: (jnp.square(centered(chunk)),), ("sum",), []
         scale = lax.rsqrt(total / columns + norm.epsilon)
@@ -223,13 +227,67 @@ def forward(
     if not norm.residual and columns > least:
         streamed = streamed_rows(rows, columns, dtype, blocks, shared_memory)
     if streamed is None:
-        return row_kernel(alone(body), rows, tiling, out_types, norm.name, exchanges)
+        at_once = ONE_PASS and norm.centered and not tiling.resident
+        # As many as without the sums, which take registers.
+        params = plgpu.CompilerParams(min_blocks=8 // tiling.threads) if at_once else None
+        return row_kernel(alone(body), rows, tiling, out_types, norm.name, exchanges, params)
     parts, staging = streamed
     most_held = HELD_SHARE * _WARPGROUPS / parts.threads
     return folding_row_kernel(
         body, no_sums, rows, parts, blocks, 0, out_types, norm.name, exchanges, staging, None,
         vectors, most_held=most_held,
     )  # fmt: skip
+
+
+ONE_PASS = False
+"""Whether mean and variance of rows that registers do not hold are computed in one pass."""
+
+
+def _has_chunks(block: Rows) -> bool:
+    """Whether a row is read chunk by chunk from global memory, and each warpgroup has some."""
+    tiling = block.tiling
+    return (
+        not block.near and not tiling.resident and tiling.columns // tiling.chunk >= tiling.threads
+    )
+
+
+def _moments(block: Rows, source: Callable[[Chunk], Any]) -> tuple[Any, Any]:
+    """The mean of a row, and the sum of squares relative to it, in one pass.
+
+    Each place of a chunk has sums relative to the mean of a warpgroup's first chunk. Its square,
+    relative to the variance, is at most the number of the warpgroup's chunks: few digits are lost.
+    The places' means and sums of squares are combined as in T. F. Chan, G. H. Golub and R. J.
+    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+    """
+    tiling, thread = block.tiling, block.thread
+    first = source(block.chunk_at(thread * tiling.chunk, tiling.chunk))
+    pivot = jnp.sum(first) / tiling.chunk
+
+    def step(chunk: Chunk, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        value = source(chunk) - pivot
+        return carry[0] + value, carry[1] + value * value
+
+    start = (jnp.zeros((tiling.chunk,), jnp.float32),) * 2
+    sums, squares = block.fold(step, start)
+    full = tiling.columns // tiling.chunk
+    count = lax.div(jnp.int32(full - thread + tiling.threads - 1), jnp.int32(tiling.threads))
+    count = count.astype(jnp.float32)
+    below = sums / count
+    rest = block.rest()
+
+    def with_rest(mine: Any, of_rest: Callable[[Any], Any]) -> Any:
+        if rest is None:
+            return mine
+        last = thread == tiling.threads - 1
+        return mine + lax.cond(last, lambda: of_rest(source(rest)), lambda: jnp.float32(0.0))
+
+    (total,) = block.exchange((with_rest(jnp.sum(pivot * count + sums), jnp.sum),), ("sum",))
+    mean = total / tiling.columns
+    apart = pivot + below - mean
+    parts = jnp.sum(squares - sums * below + count * apart * apart)
+    parts = with_rest(parts, lambda values: jnp.sum(jnp.square(values - mean)))
+    (total,) = block.exchange((parts,), ("sum",))
+    return mean, total
 
 
 def _reductions(norm: Norm) -> list[tuple[str, ...]]:

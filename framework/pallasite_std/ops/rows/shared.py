@@ -69,6 +69,8 @@ class _SharedRow(Rows):
       places: by the identity of a matrix, where the row is, and at which element it begins.
     """
 
+    near = True
+
     def __init__(
         self, tiling: RowTiling, row: Any, thread: Any, exchange: Any, places: dict[int, Any]
     ) -> None:
