@@ -12,8 +12,8 @@ Shapes are drawn by a seed as in ``attention_shapes.py``, of those for which an 
 - ``divided``: the work of gradients is divided further than rounds of blocks say, or not (forward
   and gradients). With ``--everywhere`` also shapes without causal mask, or with a window, that the
   estimate is not used for;
-- ``halves``: gradients of few tiles by blocks of two warpgroups, each with 128 keys, instead of
-  twice as many blocks of one;
+- ``halves``: gradients of few tiles by blocks of two warpgroups, each with 128 keys, against twice
+  as many blocks of one, chosen or not;
 - ``prefill``: rows of a cache are brought together for attention's kernel, or the portable kernel
   goes through them (3 to 2048 queries that share a head).
 
@@ -278,14 +278,9 @@ def chosen(kind: str, choose: bool) -> Iterator[None]:
             def pick(problem: Any) -> Any:
                 if kind == "divided":
                     return _first_and_best(problem)[choose]
-                return backward_choice._default_config.__wrapped__(problem)
+                return backward_choice.best_of(problem, halves=not choose)
 
             stack.enter_context(mock.patch.object(backward, "default_config", pick))
-            if kind == "halves":
-                from pallasite_hopper.ops.flash import backward_config
-
-                most = 0 if choose else 96
-                stack.enter_context(mock.patch.object(backward_config, "_SMALL", most))
             several: Any = lambda problem, extras: None  # noqa: E731
             stack.enter_context(mock.patch.object(single_api, "chosen", several))
         if kind == "prefill":

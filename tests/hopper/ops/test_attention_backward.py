@@ -14,7 +14,7 @@ import pytest
 import pallasite
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops.flash.backward import attention_backward
-from pallasite_hopper.ops.flash.backward_choice import default_config, microseconds
+from pallasite_hopper.ops.flash.backward_choice import best_of, default_config, microseconds
 from pallasite_hopper.ops.flash.backward_config import BackwardConfig, BackwardProblem
 from pallasite_hopper.ops.flash.steps import makespan, meeting
 
@@ -142,6 +142,20 @@ def test_work_is_divided_where_multiprocessors_would_be_idle(shape, divided):
     assert (config.parts > 1 or config.own_keys) == divided
     alone = dataclasses.replace(config, parts=1, own_keys=False)
     assert 0 < microseconds(given, config) <= microseconds(given, alone)
+
+
+@pytest.mark.parametrize(
+    ("heads", "length", "head_dim", "warpgroups"),
+    [(1, 5000, 64, 2), (3, 1900, 96, 2), (3, 600, 64, 1), (10, 250, 32, 1)],
+)
+def test_few_tiles_of_two_warpgroups_where_their_steps_are_many(
+    heads, length, head_dim, warpgroups
+):
+    given = problem(q_heads=heads, kv_heads=heads, q_seq=length, kv_seq=length, head_dim=head_dim)
+    halves = best_of(given)
+    assert halves.warpgroups == 1 and default_config(given).warpgroups == warpgroups
+    whole = best_of(given, halves=False)
+    assert (microseconds(given, whole) < 0.8 * microseconds(given, halves)) == (warpgroups == 2)
 
 
 def test_time_of_blocks_by_their_order():

@@ -211,13 +211,15 @@ class BackwardProblem:
         return int(np.dtype(self.dtype).itemsize)
 
 
-def config_for_heads(problem: BackwardProblem) -> BackwardConfig:
-    """A configuration that suits the head size and the mask; each block has a tile of keys."""
+def config_for_heads(problem: BackwardProblem, *, halves: bool = True) -> BackwardConfig:
+    """A configuration that suits the head size and the mask; each block has a tile of keys.
+
+    ``halves``: whether small heads with few tiles may have twice as many blocks of half the keys.
+    """
     # More loops, or more arithmetic, leave too few registers for matmuls across steps.
     simple = problem.group == 1 and problem.soft_cap is None and not problem.terms.biased
     tiles = -(-problem.kv_seq // (2 * ROWS)) * problem.batch * problem.q_heads
-    if problem.head_dim <= _SMALL and 2 * tiles <= MULTIPROCESSORS:
-        # Twice as many blocks of half the keys.
+    if halves and problem.head_dim <= _SMALL and 2 * tiles <= MULTIPROCESSORS:
         more: dict[str, Any] = {"ahead": "dk"} if simple else {"ds_stages": 2}
         return BackwardConfig(block_q=64, warpgroups=1, **more)
     if problem.head_dim <= 64:
