@@ -26,7 +26,8 @@ def test_case_on_the_simulator(monkeypatch: pytest.MonkeyPatch, shape: unaligned
     torch.matmul = np.matmul
     monkeypatch.setitem(sys.modules, "torch", torch)
 
-    def once(timer: Any, framework: str, clear: Any, calls: dict[Any, Any], seed: int) -> Any:
+    def once(timer: Any, contenders: list[gemm_times.Contenders], seed: int) -> Any:
+        calls = {name: call for one in contenders for name, call in one.calls.items()}
         for call in calls.values():
             call()
         return {name: [2.0 if name == "ours" else 1.0] for name in calls}, {}

@@ -1,0 +1,192 @@
+"""GEMMs of activations with narrow weights, of many rows, drawn by a seed, by tiles, against XLA.
+
+The rival is XLA's product of bfloat16 with weights that were converted before the clock starts,
+which is the least time that a kernel that converts them can hope for; XLA's product that converts
+them is timed too. The shapes are projections of ``gemm_shapes.py`` with more rows than one tile has.
+Of each, the library's choice is measured and the tiles whose rounds have the fewest rows.
+``gemm_times.py`` says how it is timed; every result is compared with a product in float32 first.
+
+    python benchmarks/mixed_shapes.py --seed 1 --count 20 --seconds 60 --json mixed.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gemm_shapes
+import gemm_times
+import harness
+import jax
+import jax.numpy as jnp
+import side_by_side
+import timing
+
+from pallasite_hopper.ops import MixedConfig, mixed_matmul
+from pallasite_hopper.ops.mixed.config import default_config
+
+LARGEST_ERROR = 1e-2
+MOST_FLOPS = 2e12
+LEAST_ROWS = 257
+OTHERS = 5
+"""Tiles of a shape besides the default's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A product.
+
+    Attributes:
+      weights: ``"int8"`` or ``"int4"``, given as (n, k).
+    """
+
+    m: int
+    n: int
+    k: int
+    weights: str
+
+    @property
+    def bits(self) -> int:
+        """Of a weight."""
+        return int(self.weights.removeprefix("int"))
+
+
+@dataclasses.dataclass
+class Measured:
+    """Median microseconds of all ways, by name."""
+
+    case: Case
+    times: dict[str, float]
+    failed: dict[str, str]
+
+    @property
+    def ratio(self) -> float:
+        """XLA's time with converted weights over ours."""
+        return self.times["converted before"] / self.times["as chosen"]
+
+
+def drawn(seed: int, count: int) -> list[Case]:
+    """The sample."""
+    shapes = gemm_shapes.draw(seed, 20 * count, MOST_FLOPS)
+    fitting = [one for one in shapes if one[0] >= LEAST_ROWS and one[1] % 128 == one[2] % 128 == 0]
+    kinds = ("int8", "int4")
+    return [Case(*one, kinds[i % 2]) for i, one in enumerate(dict.fromkeys(fitting))][:count]
+
+
+def listed(case: Case) -> list[MixedConfig]:
+    """What is measured besides the library's choice."""
+    default = default_config(case.m, case.n, case.k, case.bits, 2)
+
+    def rows(tile_m: int) -> int:
+        tiles = -(-case.m // tile_m) * -(-case.n // default.tile_n)
+        return -(-tiles // 132) * tile_m
+
+    tiles = sorted(range(128, 257, 16), key=lambda tile_m: (rows(tile_m), -tile_m))
+    tiles = [tile_m for tile_m in tiles if tile_m != default.tile_m][:OTHERS]
+    return [
+        dataclasses.replace(
+            default, tile_m=tile_m, epilogue_m=32 if tile_m % 32 == 0 else 16
+        ).filled(case.bits, 2)
+        for tile_m in tiles
+    ]
+
+
+def ready(case: Case) -> Callable[[], Measured]:
+    """Compiles all programs; returns what measures them."""
+    a = jax.ShapeDtypeStruct((case.m, case.k), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((case.n, case.k), case.weights)
+    wide = jax.ShapeDtypeStruct(w.shape, jnp.bfloat16)
+    ours = functools.partial(mixed_matmul, transpose_b=True)
+    programs: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    ways = {"as chosen": None, **{describe(one): one for one in listed(case)}}
+    for name, config in ways.items():
+        try:
+            function = jax.jit(functools.partial(ours, config=config))
+            programs[name] = function.lower(a, w).compile()
+        except Exception as error:
+            failed[name] = str(error)[:300]
+
+    def product(a: Any, w: Any) -> Any:
+        return a @ w.astype(jnp.bfloat16).T
+
+    def draw(key: Any) -> Any:
+        one, other = jax.random.split(key)
+        half = 1 << (case.bits - 1)
+        weights = jax.random.randint(other, w.shape, -half, half, jnp.int8).astype(w.dtype)
+        return jax.random.normal(one, a.shape, a.dtype), weights
+
+    def error(a: Any, w: Any, got: Any) -> Any:
+        wanted = jnp.matmul(a, w.astype(jnp.bfloat16).T, preferred_element_type=jnp.float32)
+        return jnp.linalg.norm(got.astype(jnp.float32) - wanted) / jnp.linalg.norm(wanted)
+
+    out = jax.ShapeDtypeStruct((case.m, case.n), jnp.bfloat16)
+    error_of = jax.jit(error, **timing.reference_options()).lower(a, w, out).compile()
+    between = jax.ShapeDtypeStruct((gemm_times.READ_BETWEEN,), jnp.float32)
+    clear = jax.jit(gemm_times.read).lower(between).compile()
+    drawn_by = jax.jit(draw).lower(jax.random.key(0)).compile()
+
+    def measured() -> Measured:
+        from jax.experimental.mosaic.gpu import profiler
+
+        options = gemm_times.CUBLAS_ONLY if jax.default_backend() == "gpu" else {}
+        xla = jax.jit(product, compiler_options=options)
+        programs["converted before"] = xla.lower(a, wide).compile()
+        programs["converted by XLA"] = xla.lower(a, w).compile()
+        left, right = drawn_by(jax.random.key(case.m + case.n))
+        converted, large = right.astype(jnp.bfloat16), jnp.zeros(between.shape, between.dtype)
+        calls: dict[Any, Callable[[], Any]] = {}
+        for name, program in programs.items():
+            weights = converted if name == "converted before" else right
+            worst = float(error_of(left, right, program(left, weights)))
+            if not worst < LARGEST_ERROR:
+                raise ValueError(f"wrong result of {name}, relative error {worst}")
+            calls[name] = lambda run=program, weights=weights: run(left, weights)
+        timer = timing.CuptiTimer(profiler.mosaic_gpu_lib._mosaic_gpu_ext)
+        contenders = gemm_times.Contenders("jax", lambda: clear(large), calls)
+        found, _ = gemm_times.in_random_order(timer, [contenders], case.m + case.n + case.k)
+        times = {name: statistics.median(each) for name, each in found.items()}
+        return Measured(case, times, failed)
+
+    return measured
+
+
+def describe(config: MixedConfig) -> str:
+    """Of what differs among those that are listed."""
+    return f"{config.tile_m} rows, {config.stages} stages, groups of {config.group}"
+
+
+def show(case: Case, row: Measured) -> str:
+    """A line about a case."""
+    times = ", ".join(f"{name} {time:.1f}" for name, time in row.times.items())
+    return f"{case.weights} {case.m}x{case.n}x{case.k}: {times}; {row.ratio:.3f} {row.failed or ''}"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures, prints and writes JSON; 1 if a case failed."""
+    parser = side_by_side.parser(__doc__.splitlines()[0], count=40, seconds=90.0, processes=4)
+    side_by_side.hold_option(parser)
+    arguments = parser.parse_args(argv)
+    print(harness.machine(), flush=True)
+    outcomes = side_by_side.prepared(
+        ready,
+        drawn(arguments.seed, arguments.count),
+        arguments.processes,
+        arguments.seconds,
+        arguments.hold,
+    )
+    rows, failed = side_by_side.collected(outcomes, str, show)
+    with contextlib.suppress(ValueError):
+        mean = harness.geometric_mean([row.ratio for row in rows])
+        print(f"XLA's product of converted weights over ours: {mean:.3f} of {len(rows)}")
+    harness.write_json(arguments.json, "mixed_shapes", [dataclasses.asdict(row) for row in rows])
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
