@@ -2,7 +2,7 @@
 
 The rival is XLA's product of bfloat16 with weights that were converted before the clock starts,
 which is the least time that a kernel that converts them can hope for; XLA's product that converts
-them is timed too. The shapes are projections of ``gemm_shapes.py`` with more rows than one tile has.
+them is timed too. The shapes are projections of ``gemm_shapes.py`` with more rows than a tile has.
 Of each, the library's choice is measured and the tiles whose rounds have the fewest rows.
 ``gemm_times.py`` says how it is timed; every result is compared with a product in float32 first.
 
