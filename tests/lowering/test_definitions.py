@@ -252,3 +252,35 @@ def test_arrays_without_elements(name):
 
     found = jax.jit(plgpu.kernel(body, out_type=jax.eval_shape(function, x)))(x)
     np.testing.assert_allclose(found, function(jnp.asarray(x)))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+def test_memory_of_definitions_is_ordered_where_the_kernel_has_no_barriers(semantics, threads):
+    """What they keep in shared memory is theirs, not the kernel's."""
+
+    def body(x, out):
+        rows = pl.ds(lax.axis_index("thread") * 16 if threads > 1 else 0, 16)
+        y = x[rows, :]
+        out[rows, :] = lax.map(jnp.sin, y) + lax.scan(recurrence, y[0], y)[1] @ (y.T @ y)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((16 * threads, 48), jnp.float32),
+        num_threads=threads,
+        thread_name="thread",
+        compiler_params=plgpu.CompilerParams(
+            unsafe_no_auto_barriers=True, lowering_semantics=semantics
+        ),
+    )
+    with config.scoped(sanitize=True):
+        found = np.asarray(kernel(X[: 16 * threads]))
+    for part, given in zip(found.reshape(threads, 16, 48), X.reshape(2, 16, 48), strict=False):
+        wide = np.asarray(given, np.float64)
+        carry, rows = wide[0], []
+        for row in wide:
+            rows.append(carry + row[0])
+            carry = carry * 0.5 + row
+        np.testing.assert_allclose(
+            part, np.sin(wide) + np.array(rows) @ (wide.T @ wide), 1e-4, 1e-3
+        )

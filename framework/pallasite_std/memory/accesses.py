@@ -82,7 +82,7 @@ def orders_stores(ctx: RuleContext, memory: MemoryReference) -> bool:
     memory needs are part of the plan.
     """
     if not ctx.auto_barriers:
-        return False
+        return memory.ordered
     if not memory.space.is_shared:
         return memory.may_be_read
     return ctx.kernel.plan is None or ctx.in_warp or memory.remote is not None

@@ -130,6 +130,8 @@ class MemoryReference:
       members: for a union of allocations, the layouts of those members that inference has chosen
         one for, by offset in bytes, dtype and shape.
       peer: where it is, if it is not on this device; ``pointer`` leads there.
+      ordered: whether its stores come with barriers also where the kernel has none by itself: it
+        belongs to the definition of a primitive, of which the kernel's author knows nothing.
       lines: those that access the allocation, to be added to; None where nobody asks.
     """
 
@@ -147,6 +149,7 @@ class MemoryReference:
     constant: bool = False
     members: Mapping[Any, MemoryLayout] | None = None
     peer: Elsewhere | None = None
+    ordered: bool = False
     lines: set[SourceLocation] | None = dataclasses.field(default=None, compare=False)
 
     @property

@@ -51,9 +51,14 @@ def _check_collective(geometry: Geometry, collective_axes: Any) -> tuple[Any, ..
     return axes
 
 
+def _is_of_definition(collective_axes: Any) -> bool:
+    """Whether the definition of a primitive has opened a scope."""
+    return collective_axes in (EACH_THREAD, (EACH_THREAD,))
+
+
 def _is_of_each(geometry: Geometry, collective_axes: Any) -> bool:
     """Whether each of several threads has memory of its own."""
-    return geometry.threads > 1 and collective_axes in (EACH_THREAD, (EACH_THREAD,))
+    return geometry.threads > 1 and _is_of_definition(collective_axes)
 
 
 def _describe(aval: Any) -> str:
@@ -114,6 +119,8 @@ def _run_scoped(
             memory = memory or space.reuses_memory
             data = data or space.copied_to
             references.append(scope.enter_context(space.allocate(ctx, variable, axes)))
+        if _is_of_definition(collective_axes):
+            references = [dataclasses.replace(one, ordered=True) for one in references]
         if memory and not _is_first_scope(ctx):
             plan = ctx.kernel.plan
             fences: Sequence[ProxyFence] = ()
