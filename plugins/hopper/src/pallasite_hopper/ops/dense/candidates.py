@@ -183,7 +183,7 @@ def _group(tile: MatmulConfig, way: dict[str, Any], m: int, n: int) -> int:
 
     def read(group: int) -> float:
         rows, columns = visited(near, group, m_tiles, n_tiles)
-        return rows * step_m + columns * step_n
+        return float(rows * step_m + columns * step_n)
 
     each = {group: read(group) for group in _GROUPS}
     least = min(each.values())
