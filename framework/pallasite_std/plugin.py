@@ -388,11 +388,13 @@ def pallasite_passes() -> list[Pass]:
     from pallasite_std.passes.code_size import check_code_size
     from pallasite_std.passes.counters import carry_remainders
     from pallasite_std.passes.definitions import expand_definitions
+    from pallasite_std.passes.loaded_slices import load_slices
     from pallasite_std.passes.movements import move_directly
     from pallasite_std.passes.negation import exact_negations
     from pallasite_std.passes.odd_rows import join_odd_rows
     from pallasite_std.passes.parameters import hoist_parameter_addresses
     from pallasite_std.passes.slices import join_slices
+    from pallasite_std.passes.stored_parts import store_parts
 
     return [
         Pass(
@@ -417,10 +419,24 @@ def pallasite_passes() -> list[Pass]:
             description="copies arrays of odd shapes that are only brought into another order",
         ),
         Pass(
+            name="load-slices",
+            stage="jaxpr",
+            run=load_slices,
+            after=("check-stages", "move-directly"),
+            description="loads small slices of arrays of odd shapes by themselves",
+        ),
+        Pass(
+            name="store-parts",
+            stage="jaxpr",
+            run=store_parts,
+            after=("check-stages", "load-slices"),
+            description="stores arrays of odd shapes that make up another one by themselves",
+        ),
+        Pass(
             name="join-slices",
             stage="jaxpr",
             run=join_slices,
-            after=("check-stages", "join-odd-rows", "move-directly"),
+            after=("check-stages", "join-odd-rows", "store-parts"),
             description="moves slices of arrays of odd shapes that are concatenated at once",
         ),
         Pass(

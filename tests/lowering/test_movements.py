@@ -209,6 +209,84 @@ def test_registers_hold_what_is_stored_directly(bits: int) -> None:
     assert windows == [(0, 35), (3, 43)]
 
 
+def counted(text: str) -> int:
+    return text.count(";\n")
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize(
+    ("body", "shape", "dtype", "most"),
+    [
+        (lambda x: x + x[:1], (52, 11, 1), np.int16, 65),
+        (lambda x: x * x[:, :1], (203, 3), np.int16, 75),
+        (lambda x: x - x[3:4], (29, 23), np.float32, 80),
+        (lambda x: x + x[:1], (12, 63), np.float16, 260),
+        (lambda x: x[2:, ::2] * x[:1, :1], (40, 6), np.int64, 110),
+    ],
+)
+def test_small_slices_are_loaded_by_themselves(
+    body: Callable[[Any], Any], shape: tuple[int, ...], dtype: Any, most: int, semantics: Any
+) -> None:
+    """They went through shared memory, with the whole array."""
+    x = numbers(shape, dtype, 12)
+    with jax.enable_x64(True), pallasite.config.scoped(sanitize=True):
+        found = called(body, x, semantics=semantics)(x)
+    np.testing.assert_array_equal(np.asarray(found), body(x))
+    kernel = compiled(body, x, semantics=semantics)
+    assert str(kernel.jaxpr).count("<- a[") == 2
+    assert counted(kernel.ptx) <= most
+
+
+def test_slices_of_memory_that_is_written_are_not_loaded_again() -> None:
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        x = x_ref[...]
+        x_ref[...] = x * 2
+        out_ref[...] = x + x[:1]
+
+    x = numbers((7, 5), np.int32, 13)
+
+    def run(x: Any) -> Any:
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return plgpu.kernel(
+            lambda *refs: kernel(refs[1], refs[2]),
+            out_type=[shape, shape],
+            compiler_params=plgpu.CompilerParams(lowering_semantics=SEMANTICS[0]),
+            input_output_aliases={0: 0},
+        )(x)
+
+    np.testing.assert_array_equal(np.asarray(jax.jit(run)(x)[1]), x + x[:1])
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("shape", [(27, 30, 1), (61, 7), (50, 90)])
+def test_arrays_that_make_up_another_are_stored_by_themselves(
+    shape: tuple[int, ...], dtype: Any, semantics: Any
+) -> None:
+    x = numbers(shape, dtype, 14)
+    for body in (
+        lambda x: jnp.stack([x, -x]),
+        lambda x: jnp.concatenate([-x, x + x, x], 0),
+        lambda x: jnp.stack([x * 2, jnp.zeros_like(x)]),
+    ):
+        with pallasite.config.scoped(sanitize=True):
+            found = called(body, x, semantics=semantics)(x)
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(body(jnp.asarray(x))))
+    kernel = compiled(lambda x: jnp.stack([x, -x]), x, semantics=semantics)
+    assert str(kernel.jaxpr).count("    b[") == 2
+    assert "bar.sync" not in kernel.ptx
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize("shape", [(20, 3), (12, 8), (24,), (5, 4, 4)])
+def test_threads_have_at_most_one_of_few_elements(shape: tuple[int, ...], semantics: Any) -> None:
+    """Widths of vectors follow the threads, as with powers of two."""
+    x = np.zeros(shape, np.float32)
+    even = np.zeros([1 << (n - 1).bit_length() for n in shape], np.float32)
+    own, other = (compiled(jax.nn.gelu, one, semantics=semantics).ptx for one in (x, even))
+    assert own.count("ex2.approx") == other.count("ex2.approx")
+
+
 def test_scans_are_no_movement() -> None:
     """Loops keep their arrays."""
 

@@ -128,14 +128,13 @@ def _work(layout: RegisterLayout) -> int:
 
 
 def default_vector_length(shape: Sequence[int], bits: int) -> int:
-    """The widest vector of at most 16 bytes that fills all threads, else that divides the size."""
-    size = math.prod(shape)
-    widths = [n for n in (128, 64, 32, 16, 8, 4, 2, 1) if n * bits <= 128]
-    for unit in (LANES * WARPS, 1):
-        for width in widths:
-            if size % (unit * width) == 0:
-                return width
-    return 1
+    """The widest vector of at most 16 bytes that fills all threads, else that divides the size; of
+    few elements of an odd shape, the narrowest of which no thread has several."""
+    size, threads = math.prod(shape), LANES * WARPS
+    widths = [n for n in (128, 64, 32, 16, 8, 4, 2, 1) if n * bits <= 128 and size % n == 0]
+    few = [n for n in reversed(widths) if n * bits >= 8 and size <= n * threads]
+    few = few if size & (size - 1) else []
+    return next((n for n in widths if size % (n * threads) == 0), [*few, *widths, 1][0])
 
 
 def default_strided(shape: Sequence[int], bits: int) -> RegisterLayout:

@@ -12,6 +12,9 @@ from pallasite.plugin.layouts import Layout, default_strided
 from pallasite_std.lane_layouts.linked_variables import LinkedVariables
 from pallasite_std.memory.rows import better_row
 
+_FEW = 8 * 128
+"""Elements of an array, at most, that threads access one by one rather than in a row of vectors."""
+
 
 class AccessWidths:
     """For each variable of a kernel, how many elements one memory access should move at most.
@@ -33,8 +36,11 @@ class AccessWidths:
         self._variables = LinkedVariables()
         self._moved: list[Any] = []
         self._others: list[Any] = []
+        self._stretched: list[Any] = []
+        self._wider: dict[Any, Any] = {}
         self._placed: set[Any] | None = None
         self._known: dict[int, Any] = {}
+        self._repeating: set[Any] = set()
         self._widest: dict[Any, int] | None = None
 
     def add(self, jaxpr: Any) -> None:
@@ -69,11 +75,18 @@ class AccessWidths:
             return None
         if self._placed is None:
             self._placed = {self._variables.group(one) for one in self._others}
+            self._repeating = {self._variables.group(one) for one in self._stretched}
         limit = self.limit(variable)
         if limit is None or self._variables.group(variable) in self._placed:
             return None
+        if math.prod(shape) <= _FEW and self._variables.group(variable) in self._repeating:
+            return None  # Threads of a row do not have elements of one column or row.
         own = default_strided(shape, 128 // limit)
         return better_row(own, limit) or (own if own.flat else None)
+
+    def wider(self, variable: Any) -> Any:
+        """The operand that a variable with extents of 1 is stretched for, if there is one."""
+        return self._wider.get(variable)
 
     def _add_equation(self, equation: Any) -> None:
         rule = self._registry.layout_rule(
@@ -92,8 +105,15 @@ class AccessWidths:
             results = equation.outvars
             if len(results) == 1:
                 results = results * len(equation.invars)
-            for atom, result in zip(equation.invars, results, strict=False):
+            operands = equation.invars
+            for atom, result in zip(operands, results, strict=False):
                 self._variables.link(atom, result)
+            narrow = [
+                one for one in operands if _is_array(one) and _shape(one) != _shape(results[0])
+            ]
+            self._stretched += results[:1] if narrow else []
+            whole = next((one for one in operands if _shape(one) == _shape(results[0])), None)
+            self._wider |= {one: whole for one in narrow if whole is not None}
         regions = self._registry.jaxprs.regions(equation)
         if (
             not regions
@@ -110,6 +130,10 @@ class AccessWidths:
             self.add(region.jaxpr)
             self._variables.link_region(equation, region)
             self._variables.link_carried(equation, region)
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return tuple(getattr(atom.aval, "shape", ()))
 
 
 def _is_array(atom: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite.plugin import jax_internals as _jax
+from pallasite.plugin.layouts import RegisterLayout, transforms
 from pallasite.plugin.lowering import (
     LayoutContext,
     LayoutStrategy,
@@ -59,9 +60,24 @@ class LaneStrategy(LayoutStrategy):
             # them, differ, by rank and by what they are broadcast from, more than conversions
             # should have to mend.
             hint = self._known_layouts.emitted(variable)
+        if hint is None and equation.primitive is _jax.get_p:
+            hint = self._stretchable(variable)
         if hint is None and odd:
             hint = self._access_widths.row(equation)
         return hint, self._access_widths.limit(variable)
+
+    def _stretchable(self, variable: Any) -> Layout | None:
+        """The layout in which a load of an odd shape with extents of 1 stretches to that of what it
+        is combined with."""
+        wide = self._access_widths.wider(variable)
+        if wide is None or not _is_odd(wide.aval):
+            return None
+        layout = self._known_layouts.emitted(wide)
+        shape, own = wide.aval.shape, variable.aval.shape
+        if not isinstance(layout, RegisterLayout) or layout.flat or len(own) != len(shape):
+            return None
+        dims = [d for d, extent in enumerate(shape) if own[d] != extent]
+        return transforms.expand_dims(transforms.reduce(layout, dims), dims).layout
 
     def before(self, ctx: RuleContext, operands: Sequence[Value]) -> Sequence[Value]:
         """The operands as they are."""

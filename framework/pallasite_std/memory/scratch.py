@@ -27,6 +27,7 @@ from pallasite.plugin.layouts import (
     MemoryLayout,
     RegisterLayout,
     default_strided,
+    even,
     padded,
     row_major,
 )
@@ -160,7 +161,14 @@ def result_layout(ctx: RuleContext, shape: Sequence[int], dtype: Any) -> Registe
     hint = ctx.layout_hint
     if isinstance(hint, RegisterLayout) and hint.shape == tuple(shape):
         return hint
-    return default_strided(tuple(shape), types.bit_width(dtype))
+    bits = types.bit_width(dtype)
+    if math.prod(shape) <= LANES * WARPS and bits >= 8 and any(map(_is_odd, ctx.avals_in)):
+        return even(tuple(shape), 1)  # No thread has several elements.
+    return default_strided(tuple(shape), bits)
+
+
+def _is_odd(aval: Any) -> bool:
+    return any(n & (n - 1) for n in getattr(aval, "shape", ()))
 
 
 def viewed(
