@@ -237,6 +237,24 @@ def test_small_slices_are_loaded_by_themselves(
     assert counted(kernel.ptx) <= most
 
 
+@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        (lambda x: x + x[:1], (229, 131)),
+        (lambda x: x[1:] - x[:-1], (156, 254)),
+        (lambda x: x[1:] - x[:-1], (56, 13, 43)),
+    ],
+)
+def test_slices_of_arrays_that_do_not_fit_shared_memory(
+    body: Callable[[Any], Any], shape: tuple[int, ...], semantics: Any
+) -> None:
+    x = numbers(shape, np.int64, 15)
+    with jax.enable_x64(True):
+        found = called(body, x, semantics=semantics)(x)
+    np.testing.assert_array_equal(np.asarray(found), body(x))
+
+
 def test_slices_of_memory_that_is_written_are_not_loaded_again() -> None:
     def kernel(x_ref: Any, out_ref: Any) -> None:
         x = x_ref[...]

@@ -10,6 +10,7 @@ from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import bit_width
 from pallasite.plugin.layouts import Layout, default_strided
 from pallasite_std.lane_layouts.linked_variables import LinkedVariables
+from pallasite_std.memory.relayout import USUAL
 from pallasite_std.memory.rows import better_row
 
 _FEW = 8 * 128
@@ -79,7 +80,9 @@ class AccessWidths:
         limit = self.limit(variable)
         if limit is None or self._variables.group(variable) in self._placed:
             return None
-        if math.prod(shape) <= _FEW and self._variables.group(variable) in self._repeating:
+        size = math.prod(shape) * bit_width(variable.aval.dtype) // 8
+        exchanged = math.prod(shape) > _FEW and size <= USUAL
+        if not exchanged and self._variables.group(variable) in self._repeating:
             return None  # Threads of a row do not have elements of one column or row.
         own = default_strided(shape, 128 // limit)
         return better_row(own, limit) or (own if own.flat else None)

@@ -15,6 +15,7 @@ from pallasite.plugin import Semantics
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import types
 from pallasite.plugin.language import MemorySpace, memory_space_of
+from pallasite_std.memory.relayout import USUAL
 from pallasite_std.passes.odd_rows import is_whole
 
 _THREADS = 128
@@ -50,9 +51,8 @@ def load_slices(jaxpr: Any, context: Any) -> Any:
             loads[equation.outvars[0]] = equation
         elif equation.primitive is _jax.slice_p:
             load = loads.get(equation.invars[0])
-            if load is None or uses[equation.invars[0]] < 2 or (planned and _is_flat(equation)):
-                pass
-            elif _is_worth_it(equation):
+            several = load is not None and uses[equation.invars[0]] > 1
+            if several and _is_worth_it(equation, planned):
                 new = _loaded(load, equation)
                 changed = True
         elif any(not _is_plain(effect) for effect in equation.effects):
@@ -69,19 +69,21 @@ def _is_flat(equation: Any) -> bool:
     """Whether threads would best be consecutive in more than one dimension, which is no layout of
     what the slice is combined with."""
     part = equation.outvars[0].aval.shape
-    return sum(extent > 1 for extent in part) > 1 and math.prod(part) > _THREADS
+    return sum(extent > 1 for extent in part) > 1 and bool(math.prod(part) > _THREADS)
 
 
-def _is_worth_it(equation: Any) -> bool:
+def _is_worth_it(equation: Any, planned: bool) -> bool:
     whole, part = equation.invars[0].aval, equation.outvars[0].aval
     bits = 8 if types.is_bool(whole.dtype) else types.bit_width(whole.dtype)
     size: int = math.prod(part.shape)
-    if bits < 8 or not 0 < _SHARE * size <= math.prod(whole.shape):
+    if bits < 8 or not size or not any(extent & (extent - 1) for extent in whole.shape):
         return False
-    if not any(extent & (extent - 1) for extent in whole.shape):
+    if math.prod(whole.shape) * bits // 8 > USUAL:
+        return True  # It cannot go through shared memory.
+    if _SHARE * size > math.prod(whole.shape) or (planned and _is_flat(equation)):
         return False
-    most: int = max(_FEW, 2 * -(-size * bits // (128 * _THREADS)))
-    return _accesses(equation, bits) <= most
+    few: bool = _accesses(equation, bits) <= max(_FEW, 2 * -(-size * bits // (128 * _THREADS)))
+    return few
 
 
 def _accesses(equation: Any, bits: int) -> int:
