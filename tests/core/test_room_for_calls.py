@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 import pytest
+from tests import python_processes
 
 resource = pytest.importorskip("resource")
 
@@ -24,8 +26,23 @@ def _faults_of_calls_at(depth):
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts page faults of Linux")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="counts page faults of Linux"
+)
+
+
 def test_no_depth_needs_memory_for_each_call():
     _faults_of_calls_at(300)
     # Something else of this process may have a fault at any time, but not at each call.
     assert max(map(_faults_of_calls_at, range(300))) < CALLS // 2
+
+
+def test_nor_does_it_in_processes_that_tests_start():
+    code = [
+        f"import resource\nCALLS = {CALLS}",
+        inspect.getsource(_nothing),
+        inspect.getsource(_faults_of_calls_at),
+        "_faults_of_calls_at(300)\nprint(max(map(_faults_of_calls_at, range(300))))",
+    ]
+    done = python_processes.run(["-c", "\n".join(code)], check=True)
+    assert int(done.stdout) < CALLS // 2
