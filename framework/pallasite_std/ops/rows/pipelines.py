@@ -24,7 +24,7 @@ from pallasite_std.ops.rows.tiling import (
 _LEAST = 6 * 1024
 """Bytes of a row, of all matrices: shorter ones are as fast when a warpgroup has whole rows."""
 
-_LEAST_UNALIGNED = 4 * 1024
+_LEAST_UNALIGNED = 3 * 1024
 """The same of rows that begin within vectors."""
 
 _LONG, _WIDE = 64 * 1024, 14 * 1024
@@ -41,7 +41,7 @@ _MOST_OF_SUMS = 4
 """Blocks that share a row at most if there are several sums: by eight, gradients of a layer norm
 of 77704 columns took 1.12 times as long as by two kernels."""
 
-BY_COLUMNS = False
+BY_COLUMNS = True
 """Whether warpgroups share the columns of rows that begin within vectors, not the vectors, if there
 are sums over rows."""
 
@@ -112,7 +112,8 @@ def gradient_pipeline(
       wide: whether operands with an element for each column have wider ones than matrices.
     """
     given = rows, columns, dtypes, vectors, sums, multiprocessors, shared_memory, depth, wide
-    found = (_of_blocks(blocks, *given) for blocks in CLUSTERS)
+    by_columns = BY_COLUMNS and not wide
+    found = (_of_blocks(blocks, *given, by_columns) for blocks in CLUSTERS)
     return next((one for one in found if one is not None), None)
 
 
@@ -127,12 +128,15 @@ def _of_blocks(
     shared_memory: int,
     depth: int,
     wide: bool,
+    by_columns: bool,
 ) -> Pipeline | None:
     """How so many blocks share rows, if that suits."""
     sizes = [size_of(dtype) for dtype in dtypes]
     vector = VECTOR_BYTES // min(sizes)
-    shape = Pipeline(1, 1, columns, 1, 1, 1, vector=vector, by_columns=BY_COLUMNS and sums > 0)
-    by_columns = shape.by_columns and shape.unaligned
+    # With several sums over wide parts of rows, there is no room for what lanes exchange.
+    by_columns = by_columns and (sums == 1 or (sums > 1 and columns <= 12 * 1024 * blocks))
+    shape = Pipeline(1, 1, columns, 1, 1, 1, vector=vector, by_columns=by_columns)
+    by_columns = by_columns and shape.unaligned
     columns = shape.padded
     row_bytes = columns * sum(sizes)
     least = _LEAST_UNALIGNED if shape.unaligned else _LEAST
@@ -192,6 +196,13 @@ def _of_blocks(
     if stages < least_stages and not held and not widest:
         held, stages = True, least_stages
     pipeline = dataclasses.replace(pipeline, stages=stages, held=held)
+    # What lanes exchange: sums beside weights in registers, or weights, counted above in part.
+    exchanged = (12 if held else 2 * (sums > 1)) * chunk * threads
+    if by_columns and needs(stages, held) + exchanged > most:
+        return _of_blocks(
+            blocks, rows, shape.columns, dtypes, vectors, sums, multiprocessors, shared_memory,
+            depth, wide, by_columns=False,
+        )  # fmt: skip
     room = needs(stages, held) <= most
     # What ends behind a row, and may not be there, is the last warpgroup's.
     least = 2 * vector if shape.unaligned else 0
