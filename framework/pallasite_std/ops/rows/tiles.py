@@ -24,8 +24,8 @@ from pallasite_std.ops.rows.kernel import INSIDE, Chunk, Rows, Work, in_step
 from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_of
 
 WORD = 4
-"""Bytes of which rows are no multiples that are moved so; with others, that took 0.92 to 1.04 of the
-time on an H200."""
+"""Bytes of which rows are no multiples that are moved so; with others, that took 0.92 to 1.04 of
+the time on an H200."""
 
 _FEWEST, _MOST = 64, 2304
 """Columns of such rows at least, and at most: with 2901, few blocks have room, and norms reached 60
