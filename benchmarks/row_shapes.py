@@ -93,7 +93,6 @@ WAYS: dict[str, tuple[Change, ...]] = {
     ),
     "rows in shared memory by eight": ((shared, "_MOST_THREADS", 8),),
     "moments in one pass": ((norm_kernels, "ONE_PASS", True),),
-    "full lanes": ((pipelines, "FULL_LANES", True),),
     "rows by four": (
         (norm_kernels, "FORWARD", tiling.Registers(four=1 << 30)),
         (norm_kernels, "QUANTIZED", tiling.Registers(four=1 << 30)),

@@ -45,9 +45,6 @@ BY_COLUMNS = True
 """Whether warpgroups share the columns of rows that begin within vectors, not the vectors, if there
 are sums over rows."""
 
-FULL_LANES = False
-"""Whether there are more warpgroups for a row where fewer of their lanes are without a vector."""
-
 _STEPS = 8
 """Rows of each block from which the beginning and the end of a pipeline do not count."""
 
@@ -164,12 +161,6 @@ def _of_blocks(
         held, threads, together = True, min(-(-width // 1024), MOST_WARPGROUPS), 2
     elif width <= 12 * 1024 or not sums:
         threads = max(threads, -(-width // ((16 if sums else 32) * LANES)))
-        if FULL_LANES and not sums:
-
-            def lanes(count: int) -> int:
-                return count * -(-columns // (count * blocks * LANES * vector))
-
-            threads = min(range(threads, MOST_WARPGROUPS + 1), key=lanes, default=threads)
         held = 7 * 1024 < width <= 8 * 1024
     unit = LANES if by_columns else vector
     chunk = -(-columns // (threads * blocks * unit)) * unit
