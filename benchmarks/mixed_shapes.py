@@ -90,7 +90,9 @@ def listed(case: Case) -> list[MixedConfig]:
     tiles = [tile_m for tile_m in tiles if tile_m != default.tile_m][:OTHERS]
     return [
         dataclasses.replace(
-            default, tile_m=tile_m, epilogue_m=32 if tile_m % 32 == 0 else 16
+            default,
+            tile_m=tile_m,
+            epilogue_m=32 if tile_m % 32 == 0 else 16,
         ).filled(case.bits, 2)
         for tile_m in tiles
     ]
@@ -121,12 +123,13 @@ def ready(case: Case) -> Callable[[], Measured]:
         weights = jax.random.randint(other, w.shape, -half, half, jnp.int8).astype(w.dtype)
         return jax.random.normal(one, a.shape, a.dtype), weights
 
-    def error(a: Any, w: Any, got: Any) -> Any:
-        wanted = jnp.matmul(a, w.astype(jnp.bfloat16).T, preferred_element_type=jnp.float32)
+    # XLA's products of weights of 4 bits are wrong where it converts them in the same program.
+    def error(a: Any, wide: Any, got: Any) -> Any:
+        wanted = jnp.matmul(a, wide.T, preferred_element_type=jnp.float32)
         return jnp.linalg.norm(got.astype(jnp.float32) - wanted) / jnp.linalg.norm(wanted)
 
     out = jax.ShapeDtypeStruct((case.m, case.n), jnp.bfloat16)
-    error_of = jax.jit(error, **timing.reference_options()).lower(a, w, out).compile()
+    error_of = jax.jit(error, **timing.reference_options()).lower(a, wide, out).compile()
     between = jax.ShapeDtypeStruct((gemm_times.READ_BETWEEN,), jnp.float32)
     clear = jax.jit(gemm_times.read).lower(between).compile()
     drawn_by = jax.jit(draw).lower(jax.random.key(0)).compile()
@@ -143,9 +146,12 @@ def ready(case: Case) -> Callable[[], Measured]:
         calls: dict[Any, Callable[[], Any]] = {}
         for name, program in programs.items():
             weights = converted if name == "converted before" else right
-            worst = float(error_of(left, right, program(left, weights)))
+            worst = float(error_of(left, converted, program(left, weights)))
             if not worst < LARGEST_ERROR:
-                raise ValueError(f"wrong result of {name}, relative error {worst}")
+                if name != "converted by XLA":
+                    raise ValueError(f"wrong result of {name}, relative error {worst}")
+                failed[name] = f"relative error {worst}"
+                continue
             calls[name] = lambda run=program, weights=weights: run(left, weights)
         timer = timing.CuptiTimer(profiler.mosaic_gpu_lib._mosaic_gpu_ext)
         contenders = gemm_times.Contenders("jax", lambda: clear(large), calls)

@@ -16,6 +16,7 @@ from pallasite.codegen.assembler import assemble
 from pallasite.codegen.tools import find_tool
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops import MixedConfig, mixed_configs, mixed_matmul
+from pallasite_hopper.ops.mixed.config import SHARED_MEMORY, default_config
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F16 = np.dtype(np.float16)
@@ -165,6 +166,27 @@ def test_group_scales_of_4_bits(dtype):
 
 
 @pytest.mark.runs_kernels
+def test_odd_numbers_of_parts_of_the_epilogue():
+    """Several tiles of a block, of 144 rows that are written in nine parts with two buffers."""
+    a, w = inputs(293, 128 * 45, 64, BF16, jnp.int8)
+    config = MixedConfig(tile_m=144, epilogue_m=16)
+    check(a, w, config=config, out=jnp.bfloat16)
+
+
+def test_tiles_that_fill_rounds():
+    """Rows of tiles are chosen such that rounds of tiles take the least time, with conversions."""
+    for extents, rows in (
+        ((4096, 8192, 8192), 256),
+        ((483, 5120, 5120), 176),  # 120 tiles
+        ((1993, 1280, 1280), 160),  # 130
+        ((3000, 6144, 5120), 240),  # 624, five rounds
+    ):
+        config = default_config(*extents, 8, 2)
+        assert config.tile_m == rows and config.tile_m % config.epilogue_m == 0
+        assert config.shared_bytes(8, 2) <= SHARED_MEMORY
+
+
+@pytest.mark.runs_kernels
 def test_default_configuration():
     a, w = inputs(5, 24, 128)
     np.testing.assert_allclose(
@@ -190,6 +212,7 @@ def test_configurations_fit_in_shared_memory():
         (16, True, jnp.int4),
         (128, False, jnp.int4),
         (128, True, jnp.int8),
+        (700, True, jnp.int4),  # Tiles of 176 rows.
         (4096, False, jnp.int8),
         (4096, False, jnp.int4),
         (4096, True, jnp.int8),

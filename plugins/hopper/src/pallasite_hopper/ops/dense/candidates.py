@@ -172,7 +172,7 @@ def _alternate_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, in
 def _group(tile: MatmulConfig, way: dict[str, Any], m: int, n: int) -> int:
     """So many tiles are visited before going on: multiprocessors near each other then have tiles
     that share operands."""
-    cluster = way.get("cluster", 1)
+    cluster: int = way.get("cluster", 1)
     along_m = cluster if way.get("cluster_along") == "m" else 1
     step_m, step_n = tile.tile_m * along_m, tile.tile_n * cluster // along_m
     m_tiles, n_tiles = -(-m // step_m), -(-n // step_n)

@@ -16,6 +16,13 @@ _RESERVE = 1024
 _TILES_M = (256, 192, 128, 96, 64, 48, 32, 16, 8)
 """Rows of activations that one instruction may multiply by."""
 
+_MANY_TILES_M = range(128, 257, 16)
+"""The same where there are several tiles along them."""
+_CONVERSION = 70
+"""Rows of activations that a step would multiply in the time in which its weights are converted and
+the tile begins and ends: 20 to 105 in the times of ten shapes with tiles of 128 to 256 rows, on an
+H200 (2026-11, ``benchmarks/mixed_shapes.py``)."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixedConfig:
@@ -131,11 +138,16 @@ def default_config(
     """
     tile_m = next((tile for tile in reversed(_TILES_M) if tile >= m), 256)
     if m > 256:
-        tile_m = min((256, 192, 128), key=lambda tile: (-(-m // tile) * tile, -tile))
+        tile_m = min(
+            _MANY_TILES_M,
+            key=lambda tile: (_rounds(m, n, tile, multiprocessors) * (tile + _CONVERSION), -tile),
+        )
     tiles = -(-m // tile_m) * -(-n // 128)
     if tile_m > 128:
         # Rows of weights of a group take as long to read as one tile of activations of 256 rows.
-        config = MixedConfig(tile_m=tile_m, epilogue_m=32, group=16 if tile_m == 256 else 8)
+        epilogue_m = 32 if tile_m % 32 == 0 else 16
+        group = 16 if tile_m == 256 else 8
+        config = MixedConfig(tile_m=tile_m, epilogue_m=epilogue_m, group=group)
     else:
         config = MixedConfig(tile_m=tile_m, tile_k=128, epilogue_m=min(tile_m, 16))
     depth = config.tile_k * 4
@@ -147,6 +159,11 @@ def default_config(
         if found.stages >= 3 or split == 1:
             return found
         split //= 2
+
+
+def _rounds(m: int, n: int, tile_m: int, multiprocessors: int) -> int:
+    """Of tiles."""
+    return -(-(-(-m // tile_m) * -(-n // 128)) // multiprocessors)
 
 
 def mixed_configs(

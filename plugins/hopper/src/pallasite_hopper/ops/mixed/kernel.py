@@ -325,9 +325,12 @@ class _Loop:
         factors = None
         if self.problem.column_scale:
             factors = lax.broadcast_in_dim(scales[0][columns], (half, width), (0,))
+        uneven = config.tile_m // width % 2 != 0
         for part in range(config.tile_m // width):
             staging = out_smem.at[warpgroup * 2 + part % 2]
-            plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+            # If buffers do not take turns from tile to tile, the last one is the first one's.
+            in_flight = 0 if uneven and part == 0 else 1
+            plgpu.wait_smem_to_gmem(in_flight, wait_read_only=True)
             values = sums[:, part * width : (part + 1) * width]
             if factors is not None:
                 values = values * factors
