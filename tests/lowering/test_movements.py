@@ -150,6 +150,26 @@ def test_a_result_in_the_place_of_its_operand() -> None:
         np.testing.assert_array_equal(found, np.asarray(body(x)))
 
 
+@pytest.mark.parametrize("semantics", SEMANTICS)
+def test_a_result_in_the_place_of_its_operand_without_automatic_barriers(semantics: Any) -> None:
+    """What one lane loads is not stored over by another one before."""
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = jnp.roll(x_ref[...], 1, 0)
+
+    x = numbers((7, 13), np.int32, 12)
+    called = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        input_output_aliases={0: 0},
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=semantics, unsafe_no_auto_barriers=True
+        ),
+    )
+    with pallasite.config.scoped(sanitize=True):
+        np.testing.assert_array_equal(called(x), np.roll(x, 1, 0))
+
+
 @pytest.mark.parametrize(
     "body",
     [

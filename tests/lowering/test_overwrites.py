@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -289,3 +290,42 @@ def test_no_barriers_where_they_are_left_out(semantics: Any) -> None:
         jax.ShapeDtypeStruct(ROWS.shape, ROWS.dtype),
     )
     assert "bar.sync" not in compiled.ptx
+
+
+@BOTH
+def test_lanes_that_store_the_same_are_not_late(semantics: Any) -> None:
+    """Several threads store each element; none stores an earlier one after a later one."""
+
+    def body(x_ref: Any, out_ref: Any) -> None:
+        x = x_ref[...]
+        store = functools.partial(out_ref.__setitem__, ...)
+        lax.fori_loop(0, 2, lambda _, none: store(x), None)
+        out_ref[...] = x + x
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((7,), np.float32),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    with pallasite.config.scoped(sanitize=True):
+        np.testing.assert_array_equal(kernel(X[:7]), 2 * X[:7])
+
+
+@BOTH
+def test_one_array_by_two_references(semantics: Any) -> None:
+    """An operand and the result in its place are both stored to, and never loaded."""
+
+    def body(given_ref: Any, x_ref: Any, out_ref: Any) -> None:
+        x = x_ref[...]
+        given_ref[...] = x
+        out_ref[...] = x.T
+
+    x = X[:49].reshape(7, 7)
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        input_output_aliases={0: 0},
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    with pallasite.config.scoped(sanitize=True):
+        np.testing.assert_array_equal(kernel(np.zeros_like(x), x), x.T)

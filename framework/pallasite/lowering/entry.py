@@ -79,12 +79,12 @@ def _touched(spec: KernelSpec, kind: Any) -> set[int]:
 
 
 def _memory_used_both_ways(spec: KernelSpec) -> set[int]:
-    """Positions of the kernel's references whose memory is (or may be) read by the kernel."""
-    read = _touched(spec, _jax.ReadEffect)
-    count = len(spec.in_avals)
+    """Positions of references whose memory the kernel reads, or writes by two references."""
+    read, written = _touched(spec, _jax.ReadEffect), _touched(spec, _jax.WriteEffect)
     for given, output in spec.input_output_aliases:
-        if given in read or count + output in read:
-            read |= {given, count + output}
+        names = {given, len(spec.in_avals) + output}
+        if names & read or names <= written:
+            read |= names
     return read
 
 

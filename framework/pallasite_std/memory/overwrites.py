@@ -29,7 +29,7 @@ from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import KernelContext, RegisterArray, RuleContext, StateKey
 from pallasite_std.memory.places import places_of
-from pallasite_std.memory.reference_types import MemoryReference, WindowStart
+from pallasite_std.memory.reference_types import MemoryReference, WindowStart, default_layout
 from pallasite_std.memory.references import constant_integer, index_reference
 
 LEADER = "leader"
@@ -154,10 +154,14 @@ _STORES = StateKey("standard.global-stores", _no_stores)
 
 
 def lanes_of(value: RegisterArray, memory: MemoryReference) -> Hashable:
-    """Which lanes store the elements of an array."""
+    """Which lanes store the elements of an array; None if several lanes store the same ones, of
+    which one may be late with an earlier store."""
     if memory.layout.size == 1:
         return LEADER
-    return SPLAT if value.is_splat else value.layout
+    layout = default_layout(memory) if value.is_splat else value.layout
+    if layout.replication > 1:
+        return None
+    return SPLAT if value.is_splat else layout
 
 
 def order_store(ctx: RuleContext, memory: MemoryReference, lanes: Hashable) -> None:

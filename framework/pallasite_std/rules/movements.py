@@ -52,7 +52,7 @@ def _move(
     plan = direct(movement, bits)
     ordered = orders_stores(ctx, target)
     if plan is not None:
-        _by_registers(ctx, plan, target, arrays, ordered)
+        _by_registers(ctx, plan, target, arrays)
     else:
         _by_shared_memory(ctx, movement, target, arrays)
     if ordered:
@@ -72,14 +72,13 @@ def _by_registers(
     plan: Direct,
     target: MemoryReference,
     arrays: Sequence[MemoryReference],
-    ordered: bool,
 ) -> None:
     loaded = []
     for piece, layout in plan.pieces:
         source = arrays[piece.source].with_layout(piece.memory)
         source = dataclasses.replace(source, offset=piece.start)
         loaded.append(load_array(ctx.launch, source, layout))
-    if ordered:
+    if target.may_be_read:  # Other lanes may have to load first what is stored here.
         ctx.synchronize()
     for (piece, layout), array in zip(plan.pieces, loaded, strict=True):
         _store_copies(ctx, target, piece, layout, array)
