@@ -110,6 +110,11 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
         Program("differences", (3, 40), "int8", LANE),
         Program("transposed", (63, 57, 15), "float32", LANE),
         Program("transposed", (16, 47, 59), "int32", WARPGROUP),
+        Program("product with itself", (22, 252), "float16", LANE),
+        Program("softmax", (7, 12), "float32", LANE),
+        Program("quantized", (7, 12), "float32", LANE),
+        Program("quantized", (5, 4, 4), "float32", LANE),
+        Program("first column", (231, 5), "float64", WARPGROUP),
     ],
     ids=str,
 )

@@ -57,6 +57,11 @@ CASES: dict[str, Body] = {
     "smallest of one": lambda x, y, i: jnp.argmin(y[:, :1], axis=1),
     "log2": lambda x, y, i: jnp.log2(jnp.abs(y)),
     "derivative of tanh": lambda x, y, i: jax.grad(lambda y: jnp.tanh(y).sum())(y),
+    "pad by vectors": lambda x, y, i: lax.pad(x[:31], 1.5, ((1, 2, 0), (4, 3, 0))) * 2,
+    "pad between": lambda x, y, i: lax.pad(y[:, :16] + 1, -1.0, ((0, 1, 1), (1, -1, 1))),
+    "update by a constant": lambda x, y, i: lax.dynamic_update_slice(
+        x, jnp.full((3, 48), 2.5), (jnp.argmin(y[0]), 0)
+    ),
 }
 
 

@@ -30,6 +30,9 @@ _GUARD = 5
 _FEW = 64
 """Words that lanes exchange before another layout is looked for."""
 
+_FEWEST = 4
+"""Elements that are reduced, of which lanes have one each, at least."""
+
 _SECTOR = 32
 """Bytes of memory that are moved together."""
 
@@ -95,8 +98,25 @@ def reduced(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> Registe
     if pairs:
         vectors = (*shape[:-2], -(-shape[-2] // 2), shape[-1])
         tried += [(last - 1, one) for one in _distributions(vectors, 2)]
-    best = min((_work(shape, axes, bits, dim, *one), dim, one) for dim, one in tried)
+    alone = [] if pairs else [(dim, one) for dim, one in tried if _is_alone(shape, axes, *one)]
+    best = min((_work(shape, axes, bits, dim, *one), dim, one) for dim, one in alone or tried)
     return _layout(shape, best[1], *best[2])
+
+
+def _is_alone(
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    width: int,
+    lanes: tuple[int, ...],
+    warps: tuple[int, ...],
+) -> bool:
+    """Whether no thread has several elements, and lines are one warp's, of more than the few that a
+    thread combines at once: what else is done with elements then costs more than exchanges do."""
+    if math.prod(shape[d] for d in axes) < _FEWEST:
+        return False
+    threads = (a * b for a, b in zip(lanes, warps, strict=True))
+    covered = all(n <= own for n, own in zip(shape, threads, strict=True))
+    return width == 1 and covered and all(warps[d] == 1 for d in axes)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -127,14 +127,23 @@ def store(ctx: RuleContext, memory: MemoryReference, array: RegisterArray) -> No
         return
     with ops.when(ctx.leader) if memory.layout.size == 1 else contextlib.nullcontext():
         if array.is_splat and memory.layout.size > 1:
-            array = array.materialize(padded(memory.shape))
+            if memory.layout.is_contiguous and memory.element_bits >= 8:
+                memory = reshaped(memory, (memory.layout.size,))  # By whole vectors.
+                layout = default_strided(memory.shape, memory.element_bits)
+            else:
+                layout = padded(memory.shape)
+            array = RegisterArray.splat(array.scalar, array.dtype, memory.shape).materialize(layout)
         store_array(ctx.launch, memory, array)
 
 
-def storable(ctx: RuleContext, array: RegisterArray) -> RegisterArray:
-    """The array in a layout that every view of row-major memory can take."""
+def storable(ctx: RuleContext, array: RegisterArray, *, by_rows: bool = False) -> RegisterArray:
+    """The array in a layout that every view of row-major memory can take, or, ``by_rows``, every
+    one in which neighbours within rows are neighbours."""
     if isinstance(array.layout, RegisterLayout) and array.layout.flat:
-        return relayout(ctx, array, padded(array.shape))
+        bits = max(8, types.bit_width(array.dtype))
+        widths = [n for n in (1, 2, 4, 8, 16) if n * bits <= 128 and array.shape[-1] % n == 0]
+        layouts = [padded(array.shape, n) for n in (widths if by_rows else [1])]
+        return relayout(ctx, array, min(layouts, key=lambda layout: layout.registers))
     return array
 
 

@@ -26,6 +26,9 @@ _SHARE = 3
 _FEW = 4
 """Accesses of a thread to a slice that are always fewer than what else moves it."""
 
+_SHORT = 8
+"""Elements of a row, at most, that one thread has rather than several."""
+
 
 def load_slices(jaxpr: Any, context: Any) -> Any:
     """The kernel with loads in the place of slices; None if there are none."""
@@ -72,6 +75,16 @@ def _is_flat(equation: Any) -> bool:
     return sum(extent > 1 for extent in part) > 1 and bool(math.prod(part) > _THREADS)
 
 
+def _is_renamed(equation: Any) -> bool:
+    """Whether it takes columns of rows so short that threads have whole ones, more than one load of
+    each thread: elements of the slice are registers of the array, which needs no other layout."""
+    whole, part = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    cut = [dim for dim, extent in enumerate(whole) if part[dim] != extent]
+    return (
+        cut == [len(whole) - 1] and whole[-1] <= _SHORT and bool(math.prod(whole[:-1]) > _THREADS)
+    )
+
+
 def _is_worth_it(equation: Any, planned: bool) -> bool:
     whole, part = equation.invars[0].aval, equation.outvars[0].aval
     bits = 8 if types.is_bool(whole.dtype) else types.bit_width(whole.dtype)
@@ -80,7 +93,9 @@ def _is_worth_it(equation: Any, planned: bool) -> bool:
         return False
     if math.prod(whole.shape) * bits // 8 > USUAL:
         return True  # It cannot go through shared memory.
-    if _SHARE * size > math.prod(whole.shape) or (planned and _is_flat(equation)):
+    if _SHARE * size > math.prod(whole.shape):
+        return False
+    if planned and (_is_flat(equation) or _is_renamed(equation)):
         return False
     few: bool = _accesses(equation, bits) <= max(_FEW, 2 * -(-size * bits // (128 * _THREADS)))
     return few

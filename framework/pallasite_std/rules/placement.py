@@ -67,7 +67,7 @@ def _pad(
     filler = RegisterArray.splat(value.scalar, x.dtype, shape)
     if any(count == 0 for _, count in kept):
         return filler
-    x = storable(ctx, whole_bytes(x))
+    x = storable(ctx, whole_bytes(x), by_rows=steps[-1:] == [1])
     counts = [count for _, count in kept]
     if tuple(counts) != x.shape:
         first = [start for start, _ in kept]
