@@ -115,6 +115,8 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
         Program("quantized", (7, 12), "float32", LANE),
         Program("quantized", (5, 4, 4), "float32", LANE),
         Program("first column", (231, 5), "float64", WARPGROUP),
+        Program("first column", (126, 5), "int32", WARPGROUP),
+        Program("flat", (160, 206), "int64", LANE),
     ],
     ids=str,
 )

@@ -76,13 +76,12 @@ def _is_flat(equation: Any) -> bool:
 
 
 def _is_renamed(equation: Any) -> bool:
-    """Whether it takes columns of rows so short that threads have whole ones, more than one load of
-    each thread: elements of the slice are registers of the array, which needs no other layout."""
+    """Whether it takes columns of rows so short that threads have whole ones, of which there are
+    enough for most threads: elements of the slice are registers of the array, in its layout."""
     whole, part = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     cut = [dim for dim, extent in enumerate(whole) if part[dim] != extent]
-    return (
-        cut == [len(whole) - 1] and whole[-1] <= _SHORT and bool(math.prod(whole[:-1]) > _THREADS)
-    )
+    many = bool(8 * math.prod(whole[:-1]) > 7 * _THREADS)
+    return cut == [len(whole) - 1] and whole[-1] <= _SHORT and many
 
 
 def _is_worth_it(equation: Any, planned: bool) -> bool:

@@ -270,8 +270,12 @@ def _planned(ctx: RuleContext) -> Layout | None:
 
 @rules.layout(lax.reshape_p)
 @rules.layout(lax.squeeze_p)
-def _reshape_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
-    return [None] * len(ctx.avals_in)
+def _reshape_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[Layout | None]:
+    layouts: list[Layout | None] = [None] * len(ctx.avals_in)
+    before, after = ctx.avals_in[0], ctx.avals_out[0]
+    if len(before.shape) > 1 == len(after.shape) and wanted[0] is None:
+        layouts[0] = moved(tuple(before.shape), max(8, types.bit_width(before.dtype)))
+    return layouts
 
 
 # Elements in one row are so in other dimensions, too.
