@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from norm_reference import norm_and_reference
 
 import pallasite
 from pallasite import ops
@@ -118,28 +119,11 @@ def test_forward_of_rows_within_vectors(
     monkeypatch.setattr(norm_kernels, "tiled_row_kernel", lambda *arguments: None)
     monkeypatch.setattr(norm_kernels, "suits_pipeline", lambda *arguments: True)
     norm_kernels.forward.cache_clear()
-    draw = np.random.default_rng(columns)
-    x, other = (jnp.asarray(draw.normal(size=(rows, columns)) + one, dtype) for one in (1, 0.5))
-    weight, bias = (jnp.asarray(draw.normal(size=columns), dtype) for _ in range(2))
-    options = dict(residual=other if residual else None, quantize=quantize)
-    if centered:
-        results = ops.layer_norm(x, weight, bias, **options)
-    else:
-        results = ops.rms_norm(x, weight, **options)
-    results = results if isinstance(results, tuple) else (results,)
+    value, exact = norm_and_reference(
+        rows, columns, dtype, centered=centered, residual=residual, quantize=quantize
+    )
     norm_kernels.forward.cache_clear()
     assert found[-1] is not None and found[-1].unaligned
-    total = x + other if residual else x
-    if residual:
-        np.testing.assert_array_equal(np.asarray(results[-1]), np.asarray(total))
-    wide, w, b = (np.asarray(one, np.float64) for one in (total, weight, bias))
-    if centered:
-        wide = wide - wide.mean(-1, keepdims=True)
-    scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + (1e-5 if centered else 1e-6))
-    exact = wide * scale * w + (b if centered else 0.0)
-    value = np.asarray(results[0], np.float64)
-    if quantize is not None:
-        value = value * np.asarray(results[1], np.float64)[:, None]
     tolerance = 6e-3 if quantize is None else 2e-2
     assert np.linalg.norm(value - exact) / np.linalg.norm(exact) < tolerance
 

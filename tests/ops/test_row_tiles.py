@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from norm_reference import norm_and_reference
 
 import pallasite
 from pallasite import ops
@@ -50,27 +51,10 @@ def by_tiles(monkeypatch):
     ],
 )
 def test_norms(rows, columns, dtype, centered, residual, kind, part, by_tiles):
-    draw = np.random.default_rng(columns)
-    x, other = (jnp.asarray(draw.normal(size=(rows, columns)) + one, dtype) for one in (1, 0.5))
-    weight, bias = (jnp.asarray(draw.normal(size=columns), dtype) for _ in range(2))
-    options = dict(residual=other if residual else None, quantize=kind)
-    if centered:
-        results = ops.layer_norm(x, weight, bias, **options)
-    else:
-        results = ops.rms_norm(x, weight, **options)
-    results = results if isinstance(results, tuple) else (results,)
+    value, exact = norm_and_reference(
+        rows, columns, dtype, centered=centered, residual=residual, quantize=kind
+    )
     assert by_tiles[-1].part == part
-    total = x + other if residual else x
-    if residual:
-        np.testing.assert_array_equal(np.asarray(results[-1]), np.asarray(total))
-    wide, w, b = (np.asarray(one, np.float64) for one in (total, weight, bias))
-    if centered:
-        wide = wide - wide.mean(-1, keepdims=True)
-    scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + (1e-5 if centered else 1e-6))
-    exact = wide * scale * w + (b if centered else 0.0)
-    value = np.asarray(results[0], np.float64)
-    if kind is not None:
-        value = value * np.asarray(results[1], np.float64)[:, None]
     tolerance = 1e-6 if kind is None and dtype == F32 else 6e-3 if kind is None else 2e-2
     errors = np.linalg.norm(value - exact, axis=1) / np.linalg.norm(exact, axis=1)
     assert errors.max() < tolerance
