@@ -33,6 +33,8 @@ ALTERNATIVES: dict[str, str] = {
     "approx_top_k": "jax.lax.top_k",
     "rng_uniform": "jax.random.uniform with a key of jax.random.key, an operand of the kernel",
     "rng_bit_generator": "jax.random.bits with a key of jax.random.key, an operand of the kernel",
+    "atomic_rmw": "plgpu.atomic_add(ref.at[indices], value), and so on, which return nothing",
+    "atomic_cas": "plgpu.atomic_max and so on, or a semaphore",
     **dict.fromkeys(
         ("pure_callback", "io_callback", "debug_callback"),
         "pl.debug_print shows values; the host cannot be called from a kernel",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from jax.extend.core import primitives
 from pallasite.plugin import SourceLocation, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import with_jaxprs
-from pallasite_std.definitions import narrow
+from pallasite_std.definitions import accesses, narrow
 from pallasite_std.definitions.record import Definition
 from pallasite_std.passes.alternatives import check_alternatives
 
@@ -57,8 +58,23 @@ def expand_definitions(jaxpr: Any, context: Any) -> Any:
                 hint="export a program for each shape, or pad to one",
                 location=context.spec.location if context.spec is not None else None,
             )
-    new = _Expansion(definitions(), context.jaxprs).jaxpr(jaxpr)
-    return None if new is jaxpr else new
+    expansion = _Expansion(definitions(), context.jaxprs)
+    new = expansion.jaxpr(jaxpr)
+    if new is jaxpr:
+        return None
+    return _with_reads(new) if expansion.has_updates else new
+
+
+def _with_reads(jaxpr: Any) -> Any:
+    """The kernel with effects as if it read all references that it writes."""
+    places = {getattr(effect, "input", None) for effect in jaxpr.effects if not _is_read(effect)}
+    written = [v for v in jaxpr.invars if v in places and isinstance(v.aval, _jax.AbstractRef)]
+    reads, writes = map(_jax.ReadEffect, written), map(_jax.WriteEffect, written)
+    return jaxpr.replace(effects={*jaxpr.effects, *reads, *writes})
+
+
+def _is_read(effect: Any) -> bool:
+    return isinstance(effect, _jax.ReadEffect)
 
 
 def _is_key(atom: Any) -> bool:
@@ -113,15 +129,20 @@ class _Expansion:
         self.carriers = carriers
         self.words: dict[Any, Any] = {}
         self.location: SourceLocation | None = None
+        self.has_updates = False
 
     def jaxpr(self, jaxpr: Any) -> Any:
         """The jaxpr, itself if nothing changes."""
         equations, changed = [], False
-        for equation in jaxpr.eqns:
-            new = self.equation(equation)
-            if new is not None:
-                equations.append(new)
-            changed |= new is not equation
+        used = functools.cache(lambda: _used(jaxpr))
+        for old in jaxpr.eqns:
+            plain = self.plain_accesses(old, used)
+            changed |= plain[0] is not old
+            for equation in plain:
+                new = self.equation(equation)
+                if new is not None:
+                    equations.append(new)
+                changed |= new is not equation
         changed |= any(_is_key(atom) for atom in (*jaxpr.invars, *jaxpr.constvars))
         if not changed:
             return jaxpr
@@ -132,6 +153,17 @@ class _Expansion:
             consts=jaxpr.consts,
             outvars=[self.operand(atom) for atom in jaxpr.outvars],
         )
+
+    def plain_accesses(self, equation: Any, used: Callable[[], set[Any]]) -> Sequence[Any]:
+        """The accesses that an equation is made of, if it is one; else itself."""
+        found = [equation]
+        if accesses.is_masked(equation):
+            location = _jax.user_location(equation.source_info) or self.location
+            found = accesses.with_plain_mask(equation, _call, location)
+        if accesses.reads_what_it_writes(equation, used):
+            self.has_updates = True
+            found[-1:] = accesses.separated(found[-1], _call)
+        return found
 
     def atom(self, atom: Any) -> Any:
         """The same operand or variable; of keys, that of their words."""
@@ -244,6 +276,26 @@ class _Expansion:
             params={"call_jaxpr": self.jaxpr(traced)},
             effects=traced.effects,
         )
+
+
+def _used(jaxpr: Any) -> set[Any]:
+    """The variables that are operands of a jaxpr's equations, or its results."""
+    atoms = itertools.chain(jaxpr.outvars, *(one.invars for one in jaxpr.eqns))
+    return {atom for atom in atoms if not isinstance(atom, _jax.Literal)}
+
+
+def _call(
+    equation: Any, function: Callable[..., Sequence[Any]], operands: Sequence[Any], result: Any
+) -> Any:
+    """A call of a function without effects at an equation's place."""
+    traced, _ = _jax.trace_to_jaxpr(function, [atom.aval for atom in operands])
+    return equation.replace(
+        primitive=primitives.closed_call_p,
+        invars=list(operands),
+        outvars=[result],
+        params={"call_jaxpr": traced},
+        effects=traced.effects,
+    )
 
 
 class _Empty:

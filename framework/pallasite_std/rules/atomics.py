@@ -22,7 +22,7 @@ from pallasite_std.memory.accesses import require_scalar
 from pallasite_std.memory.array_indices import split_reference, write_at
 from pallasite_std.memory.elements import once_per_element
 from pallasite_std.memory.padding import where_elements
-from pallasite_std.memory.reference_types import MemoryReference, default_layout
+from pallasite_std.memory.reference_types import MemoryReference, default_layout, fits_memory
 from pallasite_std.memory.relayout import relayout
 from pallasite_std.memory.transfers import access_addresses, check_window, scalar_address
 from pallasite_std.primitives.arrays import atomic_p
@@ -141,6 +141,9 @@ def update_array(
         array = array.materialize(default_layout(memory))
     layout = array.layout
     assert isinstance(layout, RegisterLayout)
+    if layout.flat and not fits_memory(layout, memory):
+        layout = default_layout(memory)
+        array = relayout(ctx, array, layout)
     plan = plan_access(layout, memory.layout, min(16, memory.offset_alignment))
     if plan.tail:  # All of these accesses are alike.
         array = relayout(ctx, array, default_layout(memory))

@@ -29,7 +29,7 @@ from pallasite_std.memory.matrix_transfers import LOAD, can_move_matrices
 from pallasite_std.memory.overwrites import LEADER, order_store
 from pallasite_std.memory.padding import fill_padding
 from pallasite_std.memory.pieces import piece_of
-from pallasite_std.memory.reference_types import MemoryReference, default_layout
+from pallasite_std.memory.reference_types import MemoryReference, default_layout, fits_memory
 from pallasite_std.memory.transfers import (
     access_addresses,
     from_memory,
@@ -189,12 +189,15 @@ def _spread(
 
 def _layout_for(ctx: RuleContext, memory: MemoryReference, *arrays: Any) -> RegisterLayout:
     """The hinted layout, or that of an array that takes part, or the default one."""
-    if isinstance(ctx.layout_hint, RegisterLayout):
-        return ctx.layout_hint
-    for array in arrays:
-        if array is not None and array.shape == memory.shape and not array.is_splat:
-            layout = array.layout
-            assert isinstance(layout, RegisterLayout)
+    own = [
+        array.layout
+        for array in arrays
+        if array is not None and array.shape == memory.shape and not array.is_splat
+    ]
+    for layout in (ctx.layout_hint, *own):
+        if not isinstance(layout, RegisterLayout):
+            continue
+        if not layout.flat or fits_memory(layout, memory):
             return layout
     return default_layout(memory, ctx.vector_limit)
 
