@@ -6,10 +6,12 @@ that only tuning takes. ``gemm_times.py`` measures them.
 
     python benchmarks/gemm_configs.py --seed 1 --seconds 90 --json configurations.json
     python benchmarks/gemm_configs.py --shapes 2048x1024x4096 2048x1024x8192
+    python benchmarks/gemm_configs.py --within 129-400x1-99999x10000-99999 --count 20 --clusters
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -28,10 +30,19 @@ NEAR = 1.5
 """Of a kind, the best is measured if it takes at most so many times the least by the estimate."""
 BEST = 4
 """So many are measured of whatever kind."""
+NEAR_WAYS = 1.25
+"""The same of ways to share operands."""
+TILES = 3
+"""The best of so many are measured with every way to share operands, the best of all in other
+orders too."""
 
 
-def listed(sizes: Sizes, most: int) -> list[MatmulConfig]:
-    """What is measured of a shape besides the default."""
+def listed(sizes: Sizes, most: int, clusters: bool = False) -> list[MatmulConfig]:
+    """What is measured of a shape besides the default.
+
+    Args:
+      clusters: whether that is every way to share operands of some tiles, above all.
+    """
     every = [*candidates.candidates(sizes), *candidates.further_candidates(sizes)]
     ordered = sorted(every, key=lambda one: nanoseconds(one, sizes))
     kinds: dict[Any, MatmulConfig] = {}
@@ -46,8 +57,43 @@ def listed(sizes: Sizes, most: int) -> list[MatmulConfig]:
     near = [one for one in kinds.values() if nanoseconds(one, sizes) < limit]
     near.sort(key=lambda one: nanoseconds(one, sizes))
     rest = [choice._with_rest(sizes), choice._by_estimate(sizes)[0]]
-    found = [*(one for one in rest if one), *ordered[:BEST], *near]
+    found = [*(one for one in rest if one), *ordered[:BEST]]
+    if clusters:
+        found += [*_ways(ordered, sizes), *near[: most // 4], *_tilings(ordered)]
+    found += near
     return list(dict.fromkeys(found))[:most]
+
+
+def _ways(ordered: Sequence[MatmulConfig], sizes: Sizes) -> list[MatmulConfig]:
+    """Ways to share operands of a few tiles, and other orders of the first."""
+
+    def tile(one: MatmulConfig) -> Any:
+        return one.swap, one.tile_m, one.tile_n, one.tile_k, one.warpgroups, one.alternate
+
+    single = [one for one in ordered if one.cluster == one.split_k == one.last_parts == 1]
+    tiles = list(dict.fromkeys((one.swap, one.tile_m, one.tile_n) for one in single))[:TILES]
+    best = [next(o for o in single if (o.swap, o.tile_m, o.tile_n) == one) for one in tiles]
+    wanted = set(map(tile, best))
+    limit = NEAR_WAYS * nanoseconds(ordered[0], sizes)
+    ways: dict[Any, MatmulConfig] = {}
+    for one in ordered:
+        if tile(one) in wanted and one.split_k == one.last_parts == 1:
+            way = (one.cluster, one.cluster_along, one.cluster_across, one.parts)
+            if one.cluster > 1 and nanoseconds(one, sizes) < limit:
+                ways.setdefault((tile(one), way), one)
+    first = best[0]
+    several = (sizes.m if first.swap else sizes.n) > first.tile_n
+    orders = [dataclasses.replace(first, group=group) for group in (1, 4, 16) if several]
+    return [*best, *ways.values(), *orders]
+
+
+def _tilings(ordered: Sequence[MatmulConfig]) -> list[MatmulConfig]:
+    """The best of each tile and its way to share, whatever its warpgroups and stages are."""
+    found: dict[Any, MatmulConfig] = {}
+    for one in ordered:
+        way = (one.swap, one.alternate, one.split_k, one.parts, one.cluster, one.last_parts)
+        found.setdefault((one.tile_m, one.tile_n, way), one)
+    return list(found.values())
 
 
 def print_table(rows: Sequence[Times]) -> dict[str, Any]:
@@ -67,6 +113,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dtype", choices=["bf16", "fp8"], default="bf16")
     parser.add_argument("--few", action="store_true", help="shapes of few tiles and long k")
     parser.add_argument("--shapes", nargs="*", help="these, as MxNxK, rather than drawn ones")
+    parser.add_argument(
+        "--within", nargs="*", type=_box, help="drawn ones within these, as M-MxN-NxK-K"
+    )
+    parser.add_argument(
+        "--clusters", action="store_true", help="every way to share operands of the best tiles"
+    )
     parser.add_argument("--most", type=int, default=16, help="configurations of a shape")
     parser.add_argument("--search", action="store_true", help="let XLA search among its kernels")
     side_by_side.hold_option(parser)
@@ -74,6 +126,8 @@ def main(argv: Sequence[str]) -> int:
     seed, count = arguments.seed, arguments.count
     if arguments.shapes:
         wanted = [_parsed(one) for one in arguments.shapes]
+    elif arguments.within:
+        wanted = gemm_shapes.draw_within(seed, count, arguments.within, MOST_FLOPS)
     elif arguments.few:
         wanted = gemm_shapes.draw_few_tiles(seed, count)
     else:
@@ -85,9 +139,15 @@ def main(argv: Sequence[str]) -> int:
     cases = []
     for shape in dict.fromkeys(wanted):
         sizes = Case(shape, arguments.dtype, ()).sizes
-        configurations = (None, *listed(sizes, arguments.most))
+        configurations = (None, *listed(sizes, arguments.most, arguments.clusters))
         cases.append(Case(shape, arguments.dtype, configurations, arguments.search))
     return shapes.run(cases, arguments, "gemm_configs", print_table)
+
+
+def _box(text: str) -> list[range]:
+    """Ranges of m, n and k."""
+    ends = [tuple(map(int, one.split("-"))) for one in text.split("x")]
+    return [range(low, high + 1) for low, high in ends]
 
 
 def _parsed(text: str) -> Shape:

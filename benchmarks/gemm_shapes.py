@@ -7,12 +7,16 @@ Four of five are projections of published models, with a number of tokens that i
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 MOST_TOKENS = 16384
 ODD_SHARE = 0.2
+DRAWN_AT_MOST = 20000
+"""Shapes among which those within boxes are looked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +92,28 @@ def draw(seed: int, count: int, most_flops: float = math.inf) -> list[tuple[int,
         if 2 * m * n * k <= most_flops:
             shapes.append((m, n, k))
     return shapes
+
+
+def draw_within(
+    seed: int, count: int, boxes: Sequence[Sequence[range]], most_flops: float = math.inf
+) -> list[tuple[int, int, int]]:
+    """The first shapes of a sample whose m, n and k are within one of the boxes, those of all boxes
+    in turn; n and k are multiples of 8.
+
+    Args:
+      boxes: ranges of m, n and k.
+      most_flops: larger ones are drawn again.
+    """
+    found: list[list[tuple[int, int, int]]] = [[] for _ in boxes]
+    each = -(-count // len(boxes))
+    for shape in draw(seed, DRAWN_AT_MOST, most_flops):
+        for there, box in zip(found, boxes, strict=True):
+            inside = all(one in extent for one, extent in zip(shape, box, strict=True))
+            if inside and len(there) < each and not (shape[1] % 8 or shape[2] % 8):
+                there.append(shape)
+                break
+    in_turn = (one for several in itertools.zip_longest(*found) for one in several)
+    return [one for one in in_turn if one is not None][:count]
 
 
 def draw_few_tiles(seed: int, count: int) -> list[tuple[int, int, int]]:

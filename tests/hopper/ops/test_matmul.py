@@ -131,6 +131,14 @@ CONFIGS = {
     "pairs along m": dataclasses.replace(SMALL, cluster=2, cluster_along="m"),
     "pairs along n": dataclasses.replace(SMALL, cluster=2, cluster_along="n"),
     "four": dataclasses.replace(SMALL, cluster=4, cluster_along="n"),
+    "squares of four": dataclasses.replace(SMALL, cluster=2, cluster_across=2),
+    "two by four": dataclasses.replace(SMALL, cluster=2, cluster_along="n", cluster_across=4),
+    "swapped four by two of many columns": MatmulConfig(
+        swap=True, tile_m=64, tile_n=56, warpgroups=1, epilogue_n=56, cluster=4, cluster_across=2
+    ),
+    "swapped pairs of many columns, parts": MatmulConfig(
+        swap=True, tile_m=64, tile_n=72, warpgroups=1, split="m", epilogue_n=32, cluster=2, parts=2
+    ),
     "epilogue_buffers": dataclasses.replace(SMALL, epilogue_buffers=2),
     "epilogue_buffers that tiles do not use equally": MatmulConfig(
         tile_n=192, split="m", stages=2, epilogue_buffers=2
@@ -698,6 +706,9 @@ def test_refusals(arguments, options, text):
     [
         ({"split": "k"}, "split"),
         ({"cluster": 3}, "cluster"),
+        ({"cluster": 2, "cluster_across": 3}, "cluster_across"),
+        ({"cluster_across": 2}, "cluster_across"),
+        ({"cluster": 4, "cluster_across": 4}, "cluster_across"),
         ({"tile_m": 96, "split": "m"}, "tensor cores"),
         ({"epilogue_n": 48}, "epilogue_n"),
     ],

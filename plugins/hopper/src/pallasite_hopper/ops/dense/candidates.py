@@ -84,11 +84,40 @@ def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
 def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
     """Others, which only measuring can choose: how long they take is not known."""
     for tile, (m, n) in _tiles(sizes):
-        if tile.swap and m > tile.tile_m and n > tile.tile_n:
-            config = _completed(tile, {"cluster": 2, "cluster_along": "m"}, m, n, sizes)
-            config = None if config is None else _with_stages(config, 2, n, sizes)
+        m_tiles, n_tiles = -(-m // tile.tile_m), -(-n // tile.tile_n)
+        for way in _larger_clusters(tile, m_tiles, n_tiles):
+            config = _completed(tile, way, m, n, sizes)
+            config = None if config is None else _with_stages(config, m_tiles * n_tiles, n, sizes)
             if config is not None:
                 yield config
+    for tile, (m, n) in (*_alternate_tiles(sizes), *_larger_tiles(sizes)):
+        tiles = -(-m // tile.tile_m) * -(-n // tile.tile_n)
+        if not tile.swap or m <= tile.tile_m or (tile.alternate and tiles <= H200.multiprocessors):
+            continue
+        config = _completed(tile, {"cluster": 2, "cluster_along": "m"}, m, n, sizes)
+        config = None if config is None else _with_stages(config, tiles, n, sizes)
+        if config is not None:
+            yield from (*_with_narrow_epilogue(config, sizes), config)
+
+
+def _larger_clusters(tile: MatmulConfig, m_tiles: int, n_tiles: int) -> Iterator[dict[str, Any]]:
+    """Ways to share operands among more blocks, or also by those that have parts of k."""
+    ways = [(cluster, "m", 1) for cluster in (2, 4) if tile.swap]
+    ways += [(4, "n", 1), (2, "m", 2), (4, "m", 2), (2, "m", 4)]
+    for cluster, along, across in ways:
+        along_m, along_n = (cluster, across) if along == "m" else (across, cluster)
+        if not (m_tiles >= along_m and n_tiles >= along_n and tile.swap):
+            continue
+        tiles = -(-m_tiles // along_m) * -(-n_tiles // along_n)
+        way = {"cluster": cluster, "cluster_along": along, "cluster_across": across}
+        if max(cluster, across) == 2 or tiles <= H200.clusters[cluster * across]:
+            yield way
+    for along in ("m", "n"):
+        several = (m_tiles if along == "m" else n_tiles) > 1
+        tiles = (-(-m_tiles // 2) * n_tiles) if along == "m" else m_tiles * -(-n_tiles // 2)
+        for parts in (2, 3, 4):
+            if several and tiles * parts <= 2 * H200.clusters[2]:
+                yield {"cluster": 2, "cluster_along": along, "parts": parts}
 
 
 def _tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
@@ -172,8 +201,9 @@ def _alternate_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, in
 def _group(tile: MatmulConfig, way: dict[str, Any], m: int, n: int) -> int:
     """So many tiles are visited before going on: multiprocessors near each other then have tiles
     that share operands."""
-    cluster: int = way.get("cluster", 1)
-    along_m = cluster if way.get("cluster_along") == "m" else 1
+    across: int = way.get("cluster_across", 1)
+    cluster = way.get("cluster", 1) * across
+    along_m = cluster // across if way.get("cluster_along") == "m" else across
     step_m, step_n = tile.tile_m * along_m, tile.tile_n * cluster // along_m
     m_tiles, n_tiles = -(-m // step_m), -(-n // step_n)
     if n_tiles == 1:

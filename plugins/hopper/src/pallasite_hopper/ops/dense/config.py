@@ -34,6 +34,9 @@ class MatmulConfig:
       cluster: blocks of a cluster: 1, 2 or 4. They compute tiles side by side along
         ``cluster_along``, and what all of them read is fetched once.
       cluster_along: ``"m"`` or ``"n"``.
+      cluster_across: blocks of a cluster along the other direction, 1, 2 or 4, at most 8 in all:
+        then each operand is fetched once by those that read it. Not together with ``split_k`` and
+        ``last_parts``.
       group: so many tiles along ``grid_minor`` are visited before going on along the other
         direction, so that what neighbours read stays in the L2 cache.
       grid_minor: ``"m"`` or ``"n"``.
@@ -66,6 +69,7 @@ class MatmulConfig:
     split: str = "n"
     cluster: int = 1
     cluster_along: str = "m"
+    cluster_across: int = 1
     group: int = 8
     grid_minor: str = "m"
     epilogue_n: int = 64
@@ -91,6 +95,7 @@ class MatmulConfig:
                 )
         for name, accepted in (
             ("cluster", (1, 2, 4)),
+            ("cluster_across", (1, 2, 4)),
             ("warpgroups", (1, 2)),
             ("last_parts", (1, 2)),
             ("split_k", tuple(range(1, 9))),
@@ -107,7 +112,14 @@ class MatmulConfig:
                 got=f"parts={self.parts}, split_k={self.split_k}",
                 expected="parts >= 1, and one of both to be 1",
             )
-        others = (self.cluster, self.split_k, self.parts)
+        if self.cluster_across > 1 and (self.split_k > 1 or not 2 < self.cluster_blocks <= 8):
+            raise InvalidValueError(
+                "MatmulConfig.cluster_across does not go together with cluster or split_k",
+                got=f"cluster_across={self.cluster_across}, cluster={self.cluster}, "
+                f"split_k={self.split_k}",
+                expected="cluster > 1, at most 8 blocks, and split_k = 1",
+            )
+        others = (self.cluster_blocks, self.split_k, self.parts)
         if self.last_parts > 1 and (max(others) > 1 or self.rest is not None):
             raise InvalidValueError(
                 "MatmulConfig.last_parts does not go together with other divisions",
@@ -153,14 +165,29 @@ class MatmulConfig:
         return self.warpgroup_n % (self.epilogue_n * self.split_k) == 0
 
     @property
+    def cluster_blocks(self) -> int:
+        """Blocks that share operands."""
+        return self.cluster * self.cluster_across
+
+    @property
+    def cluster_m(self) -> int:
+        """Of them, those along m."""
+        return self.cluster if self.cluster_along == "m" else self.cluster_across
+
+    @property
+    def cluster_n(self) -> int:
+        """Those along n."""
+        return self.cluster if self.cluster_along == "n" else self.cluster_across
+
+    @property
     def step_m(self) -> int:
         """Rows that a cluster computes at a time."""
-        return self.tile_m * (self.cluster if self.cluster_along == "m" else 1)
+        return self.tile_m * self.cluster_m
 
     @property
     def step_n(self) -> int:
         """Columns that a cluster computes at a time."""
-        return self.tile_n * (self.cluster if self.cluster_along == "n" else 1)
+        return self.tile_n * self.cluster_n
 
     @property
     def warpgroup_m(self) -> int:

@@ -249,14 +249,13 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     read_a, read_b = (1 + rates.misaligned * bool(row * size % _LINE) for row in (row_a, row_b))
     if config.swap:
         m, n, read_a, read_b = n, m, read_b, read_a
-    along_m = config.cluster if config.cluster_along == "m" else 1
-    along_n = config.cluster // along_m
+    along_m, along_n = config.cluster_m, config.cluster_n
     m_tiles = math.ceil(m / (config.tile_m * along_m))
     n_tiles = math.ceil(n / (config.tile_n * along_n))
     tiles = m_tiles * n_tiles
     k_steps = math.ceil(k / config.tile_k)
     steps = math.ceil(k_steps / (config.parts * config.split_k))
-    blocks = config.cluster * config.split_k
+    blocks = config.cluster_blocks * config.split_k
     resident = rates.clusters[blocks]
     units = tiles * config.parts
     rounds = math.ceil(units / resident)
@@ -279,7 +278,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     columns *= config.tile_n * along_n * read_b
     step = _norm(step, (rows + columns) * depth / rates.group, rates.step_overlap)
     if config.cluster > 1:
-        apart = config.tile_n if along_n > 1 else config.tile_m
+        apart = config.tile_m * (along_n == 1) + config.tile_n * (along_m == 1)
         apart_share = apart / (config.tile_m + config.tile_n)
         step *= 1 + rates.multicast * apart_share**rates.multicast_apart
     step *= 1 + rates.split * (config.split_k > 1)
@@ -311,7 +310,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
         memory += moved * share / units / min(rates.memory, working * rates.block_memory)
     memory /= 1 + rates.evict_first * config.evict_first
     time = _norm(busy, memory, rates.overlap)
-    calculated = tiles * config.cluster * area * k_steps * depth
+    calculated = tiles * config.cluster_blocks * area * k_steps * depth
     fetched = units * blocks * steps * read
     time = rates.launch + max(time, calculated / rates.sustained + fetched / rates.energy)
     if config.parts > 1:
@@ -326,7 +325,7 @@ def _read_first(config: MatmulConfig, m: int, n: int, units: int, resident: int)
     tiles = min(units // config.parts, at_once)
     parts = at_once / tiles / config.parts
     m_tiles, n_tiles = math.ceil(m / config.tile_m), math.ceil(n / config.tile_n)
-    rows, columns = _visited(config, tiles * config.cluster, m_tiles, n_tiles)
+    rows, columns = _visited(config, tiles * config.cluster_blocks, m_tiles, n_tiles)
     read = (rows * config.tile_m + columns * config.tile_n) * parts
     return min(1.0, (m + n) / (math.ceil(units / resident) * read))
 

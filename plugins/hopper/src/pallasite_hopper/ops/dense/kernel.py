@@ -23,6 +23,10 @@ from pallasite import gpu as plgpu
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_std.api import Epilogue, MatmulProblem
 
+_RESIDENT = {4: 30, 8: 14}
+"""Clusters that run at once, by their number of blocks, where these are fewer than there are
+multiprocessors for: each cluster is within a GPC, and those have 16 or 18 multiprocessors."""
+
 REGISTERS = {1: (40, 216), 2: (40, 232)}
 """Registers of a lane of producer and consumer warpgroups, by the number of the latter: the
 255 or 168 that all of them start with, reallocated."""
@@ -55,7 +59,9 @@ def build(
     loop = loop or MatmulLoop(problem, config, epilogue, region)
     compute, stages, split = config.warpgroups, config.stages, config.split_k
     # Where blocks of a cluster split k, it has one tile: the buffers for sums are used once.
-    clusters = loop.items if split > 1 else min(multiprocessors // config.cluster, loop.items)
+    clusters = loop.items
+    if split == 1:
+        clusters = min(resident_clusters(config.cluster_blocks, multiprocessors), loop.items)
     if config.last_parts > 1:
         clusters = multiprocessors // config.last_parts
     rows, columns = config.warpgroup_m, config.epilogue_n
@@ -74,7 +80,9 @@ def build(
         "empty": plgpu.Barrier(num_arrivals=compute // loop.turns, num_barriers=stages)
         if config.cluster == 1
         else plgpu.ClusterBarrier(
-            collective_axes=("cluster",), num_arrivals=compute // loop.turns, num_barriers=stages
+            collective_axes=("cluster", "across") if config.cluster_across > 1 else ("cluster",),
+            num_arrivals=compute // loop.turns,
+            num_barriers=stages,
         ),
     }
     if split > 1:
@@ -92,6 +100,7 @@ def build(
         scratch["unused"] = plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=compute)
     if epilogue.residual:
         scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.epilogue_buffers)
+    across = (config.cluster_across,) if config.cluster_across > 1 else ()
     options: dict[str, Any] = {}
     if region is not None:
         # The other kernel writes what this one does not.
@@ -101,8 +110,8 @@ def build(
         out_type=jax.ShapeDtypeStruct(out_shape, out_dtype),
         grid=(clusters,),
         grid_names=("blocks",),
-        cluster=(max(split, config.last_parts), config.cluster),
-        cluster_names=("part", "cluster"),
+        cluster=(max(split, config.last_parts), config.cluster, *across),
+        cluster_names=("part", "cluster", "across")[: 2 + len(across)],
         num_threads=compute + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
@@ -116,6 +125,12 @@ def build(
         ),
     )
     return kernel
+
+
+def resident_clusters(blocks: int, multiprocessors: int) -> int:
+    """How many clusters run at once: further ones would begin when others have ended."""
+    several = _RESIDENT.get(blocks, multiprocessors) if blocks > 2 else multiprocessors
+    return min(several, multiprocessors // blocks)
 
 
 def _turned(shape: tuple[int, int], transposed: bool) -> tuple[int, int]:
@@ -196,12 +211,11 @@ class MatmulLoop:
         region: Region | None = None,
     ):
         self.problem, self.config, self.epilogue = problem, config, epilogue
-        along_n = config.cluster if config.cluster_along == "n" else 1
         self.region = Region(0, problem.m, 0, problem.n) if region is None else region
         self.continues = bool(self.region.m or self.region.n)
         rows, columns = self.region.m_end - self.region.m, self.region.n_end - self.region.n
         self.m_tiles = -(-rows // config.step_m)
-        self.n_tiles = -(-columns // (self.tile_columns * along_n))
+        self.n_tiles = -(-columns // (self.tile_columns * config.cluster_n))
         self.k_steps = -(-problem.k // (config.tile_k))
 
     @property
@@ -293,12 +307,8 @@ class MatmulLoop:
             if config.parts > 1:
                 part, index = lax.div(index, self.tiles), lax.rem(index, self.tiles)
             m, n = self._place(index)
-            if config.cluster > 1:
-                member = lax.axis_index("cluster")
-                if config.cluster_along == "m":
-                    m = m * config.cluster + member
-                else:
-                    n = n * config.cluster + member
+            m = self._member(m, config.cluster_m, "m")
+            n = self._member(n, config.cluster_n, "n")
             first, steps = self._steps(part)
             item = Item(part, self.first_row(m), n * self.tile_columns, first, steps, index)
             if self.turns > 1:
@@ -309,6 +319,17 @@ class MatmulLoop:
             return body(item, carry)
 
         return lax.fori_loop(0, count, one, carry)
+
+    def _axis(self, along: str) -> str | None:
+        """The axis of the blocks of a cluster along m or n; None if it has one."""
+        if self.config.cluster_along == along:
+            return "cluster" if self.config.cluster > 1 else None
+        return "across" if self.config.cluster_across > 1 else None
+
+    def _member(self, index: Any, blocks: int, along: str) -> Any:
+        """This block's tile of those of its cluster, in tiles."""
+        axis = self._axis(along)
+        return index if axis is None else index * blocks + lax.axis_index(axis)
 
     def _place(self, index: Any) -> Any:
         """The place of the tile that comes ``index``-th, in tiles."""
@@ -394,8 +415,7 @@ class MatmulLoop:
     def fetch(self, a: Any, b: Any, a_smem: Any, b_smem: Any, full: Any, empty: Any) -> None:
         """The producer: keeps the stages filled."""
         config, problem = self.config, self.problem
-        share_a = "cluster" if config.cluster > 1 and config.cluster_along == "n" else None
-        share_b = "cluster" if config.cluster > 1 and config.cluster_along == "m" else None
+        share_a, share_b = self._axis("n"), self._axis("m")
 
         def tile(item: Item, carry: Any) -> Any:
             rows = pl.ds(item.m, config.tile_m)

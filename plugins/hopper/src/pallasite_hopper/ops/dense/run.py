@@ -18,7 +18,7 @@ from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.cost import Sizes
 from pallasite_hopper.ops.dense.direct import DirectConfig
 from pallasite_hopper.ops.dense.direct import build as build_direct
-from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build
+from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build, resident_clusters
 from pallasite_hopper.ops.dense.unaligned import left_to_xla, without_copies
 from pallasite_std.api import (
     Epilogue,
@@ -261,7 +261,9 @@ def _most_steps(
 ) -> int:
     """Steps along k of all tiles of one block, of that which has most."""
     loop = MatmulLoop(problem, config, epilogue, region)
-    at_once = MULTIPROCESSORS // config.cluster if config.split_k == 1 else loop.items
+    at_once = loop.items
+    if config.split_k == 1:
+        at_once = resident_clusters(config.cluster_blocks, MULTIPROCESSORS)
     parts = config.parts * config.split_k
     return -(-loop.items // at_once) * -(-loop.k_steps // parts)
 
