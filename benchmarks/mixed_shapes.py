@@ -3,8 +3,9 @@
 The rival is XLA's product of bfloat16 with weights that were converted before the clock starts,
 which is the least time that a kernel that converts them can hope for; XLA's product that converts
 them is timed too. The shapes are projections of ``gemm_shapes.py`` with more rows than a tile has.
-Of each, the library's choice is measured and the tiles whose rounds have the fewest rows.
-``gemm_times.py`` says how it is timed; every result is compared with a product in float32 first.
+Of each, the library's choice is measured and others: the tiles whose rounds have the fewest rows,
+or what ``--ways`` says. ``gemm_times.py`` says how it is timed; every result is compared with a
+product in float32 first.
 
     python benchmarks/mixed_shapes.py --seed 1 --count 20 --seconds 60 --json mixed.json
 """
@@ -78,9 +79,14 @@ def drawn(seed: int, count: int) -> list[Case]:
     return [Case(*one, kinds[i % 2]) for i, one in enumerate(dict.fromkeys(fitting))][:count]
 
 
-def listed(case: Case) -> list[MixedConfig]:
-    """What is measured besides the library's choice."""
-    default = default_config(case.m, case.n, case.k, case.bits, 2)
+def named(shape: str) -> Case:
+    """A case as it is given on the command line."""
+    weights, extents = shape.split(":")
+    return Case(*map(int, extents.split("x")), weights)
+
+
+def _by_rows(case: Case, default: MixedConfig) -> list[MixedConfig]:
+    """Other tiles, those first whose rounds have the fewest rows."""
 
     def rows(tile_m: int) -> int:
         tiles = -(-case.m // tile_m) * -(-case.n // default.tile_n)
@@ -88,17 +94,48 @@ def listed(case: Case) -> list[MixedConfig]:
 
     tiles = sorted(range(128, 257, 16), key=lambda tile_m: (rows(tile_m), -tile_m))
     tiles = [tile_m for tile_m in tiles if tile_m != default.tile_m][:OTHERS]
-    return [
-        dataclasses.replace(
-            default,
-            tile_m=tile_m,
-            epilogue_m=32 if tile_m % 32 == 0 else 16,
-        ).filled(case.bits, 2)
-        for tile_m in tiles
-    ]
+    return [dataclasses.replace(default, tile_m=tile_m) for tile_m in tiles]
 
 
-def ready(case: Case) -> Callable[[], Measured]:
+def _by_conversion(case: Case, default: MixedConfig) -> list[MixedConfig]:
+    """The other way to convert weights of 8 bits."""
+    if case.bits != 8:
+        return []
+    return [dataclasses.replace(default, fractions=not default.fractions)]
+
+
+def _by_depth(case: Case, default: MixedConfig) -> list[MixedConfig]:
+    """The other depth of steps, and of the pieces of deep ones."""
+    deep = [dataclasses.replace(default, tile_k=128, pieces=pieces) for pieces in (2, 4)]
+    several = [one for one in deep if one.filled(case.bits, 2).stages > 2]
+    return [one for one in [dataclasses.replace(default, tile_k=64), *several] if one != default]
+
+
+def _by_order(case: Case, default: MixedConfig) -> list[MixedConfig]:
+    """Other orders of tiles."""
+    del case
+    orders = ((4, "m"), (8, "m"), (8, "n"), (16, "n"))
+    listed = [dataclasses.replace(default, group=g, grid_minor=minor) for g, minor in orders]
+    return [one for one in listed if one != default]
+
+
+WAYS = {
+    "tiles": _by_rows,
+    "conversion": _by_conversion,
+    "depth": _by_depth,
+    "order": _by_order,
+}
+"""What else is measured: each lists configurations, given the case and the library's choice."""
+
+
+def listed(case: Case, ways: Sequence[str] = ("tiles",)) -> list[MixedConfig]:
+    """What is measured besides the library's choice."""
+    default = default_config(case.m, case.n, case.k, case.bits, 2)
+    changed = [one for way in ways for one in WAYS[way](case, default)]
+    return [one.filled(case.bits, 2) for one in dict.fromkeys(changed)]
+
+
+def ready(case: Case, ways: Sequence[str] = ("tiles",)) -> Callable[[], Measured]:
     """Compiles all programs; returns what measures them."""
     a = jax.ShapeDtypeStruct((case.m, case.k), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((case.n, case.k), case.weights)
@@ -106,8 +143,8 @@ def ready(case: Case) -> Callable[[], Measured]:
     ours = functools.partial(mixed_matmul, transpose_b=True)
     programs: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    ways = {"as chosen": None, **{describe(one): one for one in listed(case)}}
-    for name, config in ways.items():
+    each = {"as chosen": None, **{describe(one): one for one in listed(case, ways)}}
+    for name, config in each.items():
         try:
             function = jax.jit(functools.partial(ours, config=config))
             programs[name] = function.lower(a, w).compile()
@@ -164,7 +201,12 @@ def ready(case: Case) -> Callable[[], Measured]:
 
 def describe(config: MixedConfig) -> str:
     """Of what differs among those that are listed."""
-    return f"{config.tile_m} rows, {config.stages} stages, groups of {config.group}"
+    found = f"{config.tile_m} rows, {config.stages} stages, groups of {config.group}"
+    if config.grid_minor != "n":
+        found += f" along {config.grid_minor}"
+    if config.tile_k != 64:
+        found += f", steps of {config.tile_k} in {config.pieces} pieces"
+    return found + (", fractions" if config.fractions else "")
 
 
 def show(case: Case, row: Measured) -> str:
@@ -177,11 +219,15 @@ def main(argv: Sequence[str]) -> int:
     """Measures, prints and writes JSON; 1 if a case failed."""
     parser = side_by_side.parser(__doc__.splitlines()[0], count=40, seconds=90.0, processes=4)
     side_by_side.hold_option(parser)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["tiles"], help="what to vary")
+    parser.add_argument(
+        "--shapes", nargs="+", help="these, such as int8:4096x8192x8192, before those drawn"
+    )
     arguments = parser.parse_args(argv)
     print(harness.machine(), flush=True)
     outcomes = side_by_side.prepared(
-        ready,
-        drawn(arguments.seed, arguments.count),
+        functools.partial(ready, ways=arguments.ways),
+        [*map(named, arguments.shapes or ()), *drawn(arguments.seed, arguments.count)],
         arguments.processes,
         arguments.seconds,
         arguments.hold,

@@ -95,6 +95,9 @@ class Host(Hardware):
     def below_byte(self, x, above):
         return Word(x).extend_unsigned(16) | (above << 8)
 
+    def mask_and_flip(self, x, mask, flipped):
+        return (x & mask) ^ flipped
+
     def funnel_left(self, high: Word, low: Word, count: Word) -> Word:
         return super().funnel_left(high, low, count)
 

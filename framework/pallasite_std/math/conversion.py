@@ -105,7 +105,7 @@ def convert(
         return _float_to_integer(value, source, target, hardware)
     if types.is_float(target):
         return _integer_to_float(value, source, target, saturate, hardware)
-    return _resize(value, source, types.register_type(target, 1))
+    return _resize(value, source, types.register_type(target, 1), hardware)
 
 
 def has_one_zero(dtype: Any) -> bool:
@@ -145,12 +145,16 @@ def _to_bool(value: ir.Value, source: np.dtype[Any]) -> ir.Value:
     return Word(value).differs(0).value
 
 
-def _resize(value: ir.Value, source: np.dtype[Any], element: ir.Type) -> ir.Value:
+def _resize(
+    value: ir.Value, source: np.dtype[Any], element: ir.Type, hardware: Hardware
+) -> ir.Value:
     """Integer (or bool) to an integer type, extended by the sign of the source."""
     before, after = Word(value).width, int(element.width)
     result = _vector(value, element)
     if before == after:
         return value
+    if (before, after) == (8, 16) and not types.is_signed(source) and length(value) % 2 == 0:
+        return hardware.below_byte(value, 0).value  # One instruction for two.
     if after < before:
         return arith.trunci(result, value)
     return arith.extsi(result, value) if types.is_signed(source) else arith.extui(result, value)
@@ -169,7 +173,7 @@ def _integer_to_float(
         return fast
     if Word(value).width < 32:
         # Wide enough that the hardware converts it; exact in f32.
-        value = _resize(value, source, ops.i32())
+        value = _resize(value, source, ops.i32(), hardware)
         signed = True
     wide = F64 if target == np.dtype(np.float64) else F32
     result = _vector(value, types.parse_type(wide.name))

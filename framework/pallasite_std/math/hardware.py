@@ -110,6 +110,17 @@ class Hardware:
 
         return Word(_by_pairs(interleaved, x))
 
+    def mask_and_flip(self, x: Word, mask: int, flipped: int) -> Word:
+        """``(x & mask) ^ flipped`` of an ``i32`` (``lop3``): ptxas takes two instructions."""
+        result = ops.inline_assembly(
+            f"lop3.b32 $0, $1, {mask:#x}, {flipped:#x}, 0x6a;",
+            "=r,r",
+            x.value,
+            results=[ops.i32()],
+            side_effects=False,
+        )
+        return Word(result)
+
     def float8_to_half(self, x: ir.Value, kind: str) -> Real:
         """``cvt.rn.f16x2.{e4m3x2,e5m2x2}`` of an even number of ``i8``; exact."""
         pair = parse_type("vector<2xf16>")

@@ -40,11 +40,13 @@ def from_narrow(
         return None
     width = Word(value).width
     if width == 4:
-        return _from_nibbles(value, signed, target)
+        return _from_nibbles(value, signed, target, hardware)
     return _from_bytes(value, signed, target, hardware) if width == 8 else None
 
 
-def _from_nibbles(value: ir.Value, signed: bool, target: np.dtype[Any]) -> ir.Value:
+def _from_nibbles(
+    value: ir.Value, signed: bool, target: np.dtype[Any], hardware: Hardware
+) -> ir.Value:
     """Both halves of a byte go to the same place in the halves of a word, by a multiplication."""
     pair = types.register_type(target, 2)
     bias = 8 if signed else 0  # Signed ones become offset binary by an exclusive or.
@@ -54,7 +56,7 @@ def _from_nibbles(value: ir.Value, signed: bool, target: np.dtype[Any]) -> ir.Va
     for first in range(0, length(value), 2):
         byte = ops.bitcast(ops.slice_vector(value, first, 2), ops.i8())
         word = Word(ops.cast_integer(byte, ops.i32(), signed=False)) * 0x1001
-        whole = (word & 0x000F000F) ^ above
+        whole = hardware.mask_and_flip(word, 0x000F000F, above)
         found.append(arith.subf(ops.bitcast(whole.value, pair), offset))
     return ops.concatenate(found)
 
@@ -64,15 +66,29 @@ def _from_bytes(
 ) -> ir.Value | None:
     if target == _BF16 and not signed:
         return None  # 8 bits do not fit below a fixed exponent, and there is no sign to split off.
+    if target == _BF16:
+        return _from_signed_bytes(value, hardware)
     result = types.register_type(target, length(value))
     above = _ULP_ONE[target] << 8
     halves = hardware.below_byte(value, _ULP_ONE[target])
-    if target == _F16:
-        # As offset binary: 1024 + 128 + x.
-        whole = halves ^ 0x80 if signed else halves
-        offset = whole.constant(above + (0x80 if signed else 0))
-    else:
-        # 128 + (the lower seven bits), less 128, or 256 if the sign is set: bit 7 of the sum is the
-        # last one of the exponent.
-        whole, offset = halves & (above | 0x7F), halves & (above | 0x80)
+    # As offset binary: 1024 + 128 + x.
+    whole = halves ^ 0x80 if signed else halves
+    offset = whole.constant(above + (0x80 if signed else 0))
     return arith.subf(arith.bitcast(result, whole.value), arith.bitcast(result, offset.value))
+
+
+def _from_signed_bytes(value: ir.Value, hardware: Hardware) -> ir.Value:
+    """128 + (the lower seven bits), less 128, or 256 if the sign is set: bit 7 of the sum is the
+    last one of the exponent."""
+    pair = types.register_type(_BF16, 2)
+    above = _ULP_ONE[_BF16] << 8
+    found = []
+    for first in range(0, length(value), 2):
+        halves = hardware.below_byte(ops.slice_vector(value, first, 2), 0)
+        word = Word(ops.bitcast(halves.value, ops.i32()))
+        parts = (
+            hardware.mask_and_flip(word, mask * 0x00010001, above * 0x00010001)
+            for mask in (0x7F, 0x80)
+        )
+        found.append(arith.subf(*(ops.bitcast(part.value, pair) for part in parts)))
+    return ops.concatenate(found)

@@ -16,7 +16,7 @@ _RESERVE = 1024
 _TILES_M = (256, 192, 128, 96, 64, 48, 32, 16, 8)
 """Rows of activations that one instruction may multiply by."""
 
-_MANY_TILES_M = range(128, 257, 16)
+_MANY_TILES_M = range(128, 257, 8)
 """The same where there are several tiles along them."""
 _CONVERSION = 70
 """Rows of activations that a step would multiply in the time in which its weights are converted and
@@ -41,7 +41,9 @@ class MixedConfig:
       group: so many tiles along ``grid_minor`` are visited before going on along the other
         direction.
       grid_minor: ``"m"`` or ``"n"``.
-      epilogue_m: rows that are written at a time, a divisor of ``tile_m``.
+      epilogue_m: rows that are written at a time, a multiple of 8; the last ones may be fewer.
+      fractions: whether weights of 8 bits are multiplied as fractions of 128, where activations
+        are bfloat16, and the sums by 128 in the end: converting takes fewer instructions.
     """
 
     tile_m: int = 256
@@ -54,6 +56,7 @@ class MixedConfig:
     group: int = 8
     grid_minor: str = "n"
     epilogue_m: int = 32
+    fractions: bool = False
 
     def __post_init__(self) -> None:
         self._require(
@@ -71,8 +74,8 @@ class MixedConfig:
             fits, "tile_m", "a multiple of 16, of which each block of a cluster loads half"
         )
         self._require(self.grid_minor in ("m", "n"), "grid_minor", "'m' or 'n'")
-        fits = self.epilogue_m > 0 and self.tile_m % self.epilogue_m == 0
-        self._require(fits and self.epilogue_m % 8 == 0, "epilogue_m", "a divisor of tile_m")
+        fits = 0 < self.epilogue_m <= self.tile_m and self.epilogue_m % 8 == 0
+        self._require(fits, "epilogue_m", "a multiple of 8 up to tile_m")
 
     def _require(self, fits: bool, name: str, expected: str) -> None:
         if not fits:
@@ -145,9 +148,7 @@ def default_config(
     tiles = -(-m // tile_m) * -(-n // 128)
     if tile_m > 128:
         # Rows of weights of a group take as long to read as one tile of activations of 256 rows.
-        epilogue_m = 32 if tile_m % 32 == 0 else 16
-        group = 16 if tile_m == 256 else 8
-        config = MixedConfig(tile_m=tile_m, epilogue_m=epilogue_m, group=group)
+        config = MixedConfig(tile_m=tile_m, group=16 if tile_m == 256 else 8)
     else:
         config = MixedConfig(tile_m=tile_m, tile_k=128, epilogue_m=min(tile_m, 16))
     depth = config.tile_k * 4
@@ -199,13 +200,13 @@ def mixed_configs(
         (128, 128, 128, 32),
         (256, 128, 128, 16),
     ):
-        for group, minor, cluster in itertools.product((4, 8, 16), ("n", "m"), (1, 2)):
+        for order, minor, cluster in itertools.product((4, 8, 16), ("n", "m"), (1, 2)):
             config = MixedConfig(
                 tile_m=tile_m,
                 tile_n=tile_n,
                 tile_k=tile_k,
                 cluster=cluster,
-                group=group,
+                group=order,
                 grid_minor=minor,
                 epilogue_m=epilogue_m,
             )

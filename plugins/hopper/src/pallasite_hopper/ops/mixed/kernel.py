@@ -82,6 +82,24 @@ def build(
     return kernel
 
 
+_DENOMINATOR = 128.0
+"""Of weights of 8 bits that are fractions."""
+
+
+def _fractions(weights: Any) -> Any:
+    """Weights of 8 bits over 128 in bfloat16, exactly.
+
+    Without a sign and alone in 16 bits, they are a bfloat16 of that many units of its least normal
+    and subnormal numbers, 2**-133: 8 bits of fraction that need no splitting.
+    """
+    units = lax.bitcast_convert_type(weights, jnp.uint8).astype(jnp.uint16)
+    signed = weights.dtype == jnp.int8
+    if signed:
+        units = units ^ jnp.uint16(0x80)  # 128 more.
+    found = lax.bitcast_convert_type(units, jnp.bfloat16) * jnp.bfloat16(2**133 / _DENOMINATOR)
+    return found - jnp.bfloat16(1) if signed else found
+
+
 class _Loop:
     """The body of the kernel for one problem and configuration."""
 
@@ -94,6 +112,8 @@ class _Loop:
         self.depth = config.tile_k // config.pieces
         self.scale_rows = config.scale_rows(problem.group)
         self.copies = 3 if problem.group else 2
+        bytes_ = np.dtype(problem.weights) in (np.int8, np.uint8)
+        self.fractions = config.fractions and bytes_ and np.dtype(problem.dtype) == jnp.bfloat16
 
     @property
     def tiles(self) -> int:
@@ -242,7 +262,8 @@ class _Loop:
 
         def multiply(acc: Any, weights: Any, stage: Any, piece: int, accumulate: bool) -> None:
             start = piece * self.depth
-            left = weights[:, start : start + self.depth].astype(problem.dtype)
+            left = weights[:, start : start + self.depth]
+            left = _fractions(left) if self.fractions else left.astype(problem.dtype)
             if problem.group:
                 left = scaled(left, start, stage)
             right = plgpu.transpose_ref(a_smem.at[stage, :, pl.ds(start, self.depth)], (1, 0))
@@ -324,17 +345,25 @@ class _Loop:
         columns = pl.ds(n, half)
         factors = None
         if self.problem.column_scale:
-            factors = lax.broadcast_in_dim(scales[0][columns], (half, width), (0,))
-        uneven = config.tile_m // width % 2 != 0
-        for part in range(config.tile_m // width):
+            factors = scales[0][columns]
+            if self.fractions:
+                factors = factors * _DENOMINATOR
+        parts = -(-config.tile_m // width)
+        uneven = parts % 2 != 0
+        for part in range(parts):
+            written = min(width, config.tile_m - part * width)
             staging = out_smem.at[warpgroup * 2 + part % 2]
+            if written < width:
+                staging = staging.at[pl.ds(0, written)]
             # If buffers do not take turns from tile to tile, the last one is the first one's.
             in_flight = 0 if uneven and part == 0 else 1
             plgpu.wait_smem_to_gmem(in_flight, wait_read_only=True)
-            values = sums[:, part * width : (part + 1) * width]
+            values = sums[:, part * width : part * width + written]
             if factors is not None:
-                values = values * factors
+                values = values * lax.broadcast_in_dim(factors, values.shape, (0,))
+            elif self.fractions:
+                values = values * _DENOMINATOR
             transposed = plgpu.transpose_ref(staging, (1, 0))
             transposed[...] = values.astype(out.dtype)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(staging, out.at[pl.ds(m + part * width, width), columns])
+            plgpu.copy_smem_to_gmem(staging, out.at[pl.ds(m + part * width, written), columns])
