@@ -67,6 +67,23 @@ def test_functions(name: str, semantics: Semantics) -> None:
 
 
 @pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize("shape", [(14, 3), (8, 8), (6, 7)])
+def test_repeated_rows(shape: tuple[int, ...], semantics: Semantics) -> None:
+    """Where lanes hold no whole bytes, elements are moved as bytes."""
+    x = np.random.default_rng().integers(-8, 8, shape).astype(jnp.int4)
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = jnp.repeat(x_ref[...], 3, 0)
+
+    called = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((3 * shape[0], shape[1]), jnp.int4),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    np.testing.assert_array_equal(np.asarray(called(x)), np.repeat(x, 3, 0))
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
 def test_floats_of_four_bits(semantics: Semantics) -> None:
     """A product with weights of 4 bits, of which 32 share a scale; their order, and rounding."""
     generator = np.random.default_rng(0)

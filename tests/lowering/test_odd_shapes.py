@@ -267,3 +267,20 @@ def test_four_elements_that_all_lanes_hold_meet_others(semantics: Any) -> None:
 
     found = jax.jit(kernel_of(body, x, semantics))(x)
     np.testing.assert_array_equal(found.astype(np.float32), [[[0, 8, 3, 0]]])
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 2), (7, 2, 4), (11, 5, 3)])
+def test_turned_views_of_shared_memory(shape: tuple[int, ...]) -> None:
+    """Elements in one row of what lies there are no layout of the view."""
+    x = np.random.default_rng().normal(size=shape).astype(np.float32)
+    turned = x.transpose(1, 2, 0)
+
+    def body(x_ref: Any, out_ref: Any) -> None:
+        def within(ref: Any) -> None:
+            ref[...] = x_ref[...]
+            out_ref[...] = plgpu.transpose_ref(ref, (1, 2, 0))[...]
+
+        pl.run_scoped(within, plgpu.SMEM(shape, jnp.float32))
+
+    called = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(turned.shape, jnp.float32))
+    np.testing.assert_array_equal(called(x), turned)

@@ -155,7 +155,12 @@ def test_masks_and_other_values_are_broadcast_and_converted(semantics, other, va
     [
         (lambda: lax.iota(jnp.int32, 17) > 2, 1.5, InvalidTypeError, r"got: float32"),
         (lambda: lax.iota(jnp.int32, 17), 0, InvalidTypeError, r"mask != 0"),
-        (lambda: lax.iota(jnp.int32, 17) > 2, lambda: jnp.zeros((16,), jnp.int32), None, r"shape \[16\]"),
+        (
+            lambda: lax.iota(jnp.int32, 17) > 2,
+            lambda: jnp.zeros((16,), jnp.int32),
+            None,
+            r"shape \[16\]",
+        ),
         (lambda: jnp.full((1, *SHAPE), True), 0, None, r"\[1, 8, 16, 17\]"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -133,8 +133,8 @@ def _in_pieces(
 
 def _exchange(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) -> RegisterArray:
     bits = types.bit_width(array.dtype)
-    if bits < 8 and not (_in_whole_bytes(array.layout, bits) and _in_whole_bytes(target, bits)):
-        return _exchange_bytes(ctx, array, target)
+    if bits < 8 and not (in_whole_bytes(array.layout, bits) and in_whole_bytes(target, bits)):
+        return as_bytes(array, lambda wide: _exchange(ctx, wide, target))
     size = -(-array.size * bits // 8)
     if size > ctx.target.max_shared_memory:
         raise InvalidValueError(
@@ -157,7 +157,8 @@ def _exchange(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) ->
         return load_array(ctx.launch, memory, target)
 
 
-def _in_whole_bytes(layout: Layout, bits: int) -> bool:
+def in_whole_bytes(layout: Layout, bits: int) -> bool:
+    """Whether threads hold whole bytes of a row-major array with elements of less."""
     try:
         plan_access(cast(RegisterLayout, layout), row_major(layout.shape, bits), 16)
     except InvalidValueError:
@@ -165,21 +166,21 @@ def _in_whole_bytes(layout: Layout, bits: int) -> bool:
     return True
 
 
-def _exchange_bytes(
-    ctx: RuleContext, array: RegisterArray, target: RegisterLayout
-) -> RegisterArray:
-    """Elements of less than a byte, whose neighbours belong to other threads, as one byte each."""
+def as_bytes(array: RegisterArray, move: Callable[[RegisterArray], RegisterArray]) -> RegisterArray:
+    """What moves elements, of less than a byte, whose neighbours belong to other threads: they are
+    moved as one byte each."""
     narrow = types.memory_type(array.dtype)
 
     def widen(value: ir.Value) -> ir.Value:
         return ops.arith.extui(types.register_type(np.uint8, array.vector_length), value)
 
-    def truncate(value: ir.Value) -> ir.Value:
-        return ops.arith.trunci(types.vector_type(narrow, target.vector_length), value)
-
     wide = RegisterArray(tuple(map(widen, array.registers)), array.layout, np.dtype(np.uint8))
-    moved = _exchange(ctx, wide, target)
-    return RegisterArray(tuple(map(truncate, moved.registers)), target, array.dtype)
+    moved = move(wide)
+
+    def truncate(value: ir.Value) -> ir.Value:
+        return ops.arith.trunci(types.vector_type(narrow, moved.vector_length), value)
+
+    return RegisterArray(tuple(map(truncate, moved.registers)), moved.layout, array.dtype)
 
 
 def rows_in_registers(shape: Sequence[int]) -> RegisterLayout:

@@ -38,13 +38,14 @@ from pallasite.plugin.lowering import (
 from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.joins import joined
 from pallasite_std.memory.reference_types import MemoryReference
-from pallasite_std.memory.relayout import USUAL
+from pallasite_std.memory.relayout import USUAL, as_bytes, in_whole_bytes
 from pallasite_std.memory.rows import better_row, moved
 from pallasite_std.memory.scratch import (
     by_loop,
     copied,
     load,
     reshaped,
+    result_layout,
     scratch_array,
     storable,
     store,
@@ -259,8 +260,17 @@ def _reshape(
             return rearrange(x, change)
     if x.is_splat or x.size == 1:
         return RegisterArray.splat(x.scalar, x.dtype, shape)
-    wanted = ctx.layout_hint or moved(shape, max(8, types.bit_width(x.dtype)))
-    return copied(ctx, x, lambda memory: reshaped(memory, shape), wanted)
+    bits = types.bit_width(x.dtype)
+    wanted = ctx.layout_hint or moved(shape, max(8, bits))
+
+    def move(array: RegisterArray) -> RegisterArray:
+        return copied(ctx, array, lambda memory: reshaped(memory, shape), wanted)
+
+    if bits < 8 and not types.is_bool(x.dtype):
+        stored = x.layout, wanted or result_layout(ctx, shape, x.dtype)
+        if not all(in_whole_bytes(layout, bits) for layout in stored):
+            return as_bytes(x, move)
+    return move(x)
 
 
 def _planned(ctx: RuleContext) -> Layout | None:

@@ -320,7 +320,8 @@ class Access(Factor):
             # A turned view of memory, which is best accessed as it lies there.
             turned = dataclasses.replace(view, layout=view.layout.transpose(order))
             inverse = [order.index(i) for i in range(len(order))]
-            found.append(self.suitable(turned)[0].transpose(inverse).layout)
+            rows = (one for one in self.suitable(turned) if not getattr(one, "flat", False))
+            found += [one.transpose(inverse).layout for one in rows]
             found += self.suggested.for_transpose(view.layout.shape)
         return found
 
