@@ -165,9 +165,10 @@ class _Loop:
     def shares(self) -> list[int]:
         """How many blocks may share a tile of the last round, in ascending order."""
         config = self.config
-        if self.problem.groups > MOST_GROUPS or config.split == "n":
+        if self.problem.groups > MOST_GROUPS:
             return []
-        return [share for share in (2, 4) if config.tile_n % (share * 64) == 0]
+        least = config.epilogue_n * (COMPUTE if config.split == "n" else 1)
+        return [share for share in (2, 4) if config.tile_n % (share * max(least, 64)) == 0]
 
     def _over_tiles(self, sizes: Any, body: Callable[[_Tile, Any], Any], carry: Any) -> Any:
         """``carry = body(tile, carry)`` for each of this block's tiles.
@@ -285,11 +286,14 @@ class _Loop:
         config, problem = self.config, self.problem
         wm = config.warpgroup_m
         row = warpgroup * wm if config.split == "m" else jnp.int32(0)
-        column = warpgroup * config.warpgroup_n if config.split == "n" else jnp.int32(0)
         buffers = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
 
+        def column(wn: int) -> Any:
+            """The first of a warpgroup's columns in a tile."""
+            return warpgroup * wn if config.split == "n" else jnp.int32(0)
+
         def multiply(acc: Any, stage: Any, member: int, wn: int, accumulate: bool = True) -> None:
-            columns = pl.ds(column, wn)
+            columns = pl.ds(column(wn), wn)
             if problem.transposed:
                 right = plgpu.transpose_ref(right_smem[member].at[stage, 0, columns], (1, 0))
             else:
@@ -320,7 +324,7 @@ class _Loop:
                 last = lax.fori_loop(1, self.k_steps, step, stage)
                 sums = acc[...]
                 plgpu.barrier_arrive(stages.empty.at[last], by="warps")
-                destination = window(place.row + row, place.column + column)
+                destination = window(place.row + row, place.column + column(wn))
                 rows = jnp.clip(place.rows - row, 0, wm)
                 write(sums, buffers, destination, config, rows)
                 return stages.next(last)
@@ -336,7 +340,8 @@ class _Loop:
         def clear(index: Any) -> Any:
             m = lax.div(index, self.n_tiles)
             n = index - m * self.n_tiles
-            destination = window(end + m * config.tile_m + row, n * config.tile_n + column)
+            first = n * config.tile_n + column(config.warpgroup_n)
+            destination = window(end + m * config.tile_m + row, first)
             zeros = jnp.zeros((wm, config.warpgroup_n), problem.out_dtype)
             write(zeros, buffers, destination, config, jnp.int32(wm))
             return index + blocks
