@@ -29,10 +29,12 @@ import rows
 import side_by_side
 import timing
 
+from pallasite import gpu as plgpu
 from pallasite_std.ops.rows import (
     cross_entropy_kernels,
     elementwise,
     gated,
+    kernel,
     norm_kernels,
     norm_segments,
     norm_strips,
@@ -72,6 +74,10 @@ def _none(*arguments: Any, **options: Any) -> None:
     return None
 
 
+def _plain(*arguments: Any) -> Any:
+    return plgpu.CompilerParams()
+
+
 _grouped = functools.partial(elementwise.elementwise_kernel, grouped=True)
 
 type Change = tuple[Any, str, Any]
@@ -92,7 +98,17 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (quantize, "suits_shared", _always),
     ),
     "rows in shared memory by eight": ((shared, "_MOST_THREADS", 8),),
+    "results in shared memory, too": ((shared, "STAGED", True),),
+    "as many rows in shared memory as fit": ((shared, "_FETCHED", 1 << 30),),
+    "moments of rows in shared memory in one pass": (
+        (norm_kernels, "ONE_PASS_NEAR", True),
+        (shared, "_CHUNK", 8 * tiling.LANES),
+    ),
     "moments in one pass": ((norm_kernels, "ONE_PASS", True),),
+    "registers as they come": ((kernel, "BESIDES", None),),
+    "products and sums apart": ((norm_kernels, "parameters", _plain),),
+    "heads by powers of two": ((rotary, "FEWEST_PARTS", 1 << 30),),
+    "forward by columns": ((pipelines, "FORWARD_BY_COLUMNS", True),),
     "rows by four": (
         (norm_kernels, "FORWARD", tiling.Registers(four=1 << 30)),
         (norm_kernels, "QUANTIZED", tiling.Registers(four=1 << 30)),

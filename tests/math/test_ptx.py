@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
@@ -171,6 +172,22 @@ def test_pairs_of_narrow_floats_are_one_instruction():
         emit = lambda v, t=target: conversion.convert(v, FLOAT32, t, saturate=True)  # noqa: E731
         found = _one(emit, [FLOAT32], target, 2)
         assert found == [name], found
+
+
+@pytest.mark.parametrize("target", FLOAT8[:2], ids=str)
+def test_what_is_clamped_to_the_largest_numbers_is_one_instruction(target):
+    largest = float(ml_dtypes.finfo(target).max)
+
+    def emit(value, bound=largest, scale=1.0):
+        low, high = (ops.constant(n, value.type) for n in (-bound, bound * scale))
+        clamped = integer.minimum(high, integer.maximum(value, low, FLOAT32), FLOAT32)
+        return conversion.convert(clamped, FLOAT32, target)
+
+    (name,) = _one(emit, [FLOAT32], target, 2)
+    assert name.startswith("cvt.rn.satfinite.e")
+    for options in (dict(bound=0.5 * largest), dict(scale=0.5), dict(scale=2.0)):
+        found = _one(lambda v, o=options: emit(v, **o), [FLOAT32], target, 2)
+        assert any(one.startswith("min.") for one in found)
 
 
 def test_kinds():

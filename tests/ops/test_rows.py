@@ -264,6 +264,9 @@ def test_gated_activations(shape):
         ((3, 1, 30), dict(interleaved=True, base=500000.0)),
         ((3, 6, 96), dict(rotary_dim=64)),
         ((1, 9, 2, 18), {}),
+        ((5, 27, 64), {}),  # All heads of a token in a block.
+        ((3, 101, 66), {}),  # Parts of them, of which the last one is smaller.
+        ((2, 3, 107, 64), dict(interleaved=True)),
     ],
 )
 def test_rotary(shape, options):

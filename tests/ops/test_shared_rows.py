@@ -52,7 +52,15 @@ def in_shared_memory(monkeypatch):
         (7, 12289, BF16, False, False, jnp.float8_e4m3fn),
     ],
 )
-def test_norms(rows, columns, dtype, centered, residual, kind, in_shared_memory):
+@pytest.mark.parametrize("other", [False, True])
+def test_norms(
+    rows, columns, dtype, centered, residual, kind, other, in_shared_memory, monkeypatch
+):
+    """As chosen, and with all results in shared memory, too, and moments in one pass."""
+    if other and kind is None and not centered:
+        pytest.skip("the same")
+    monkeypatch.setattr(shared, "STAGED", other)
+    monkeypatch.setattr(norm_kernels, "ONE_PASS_NEAR", other)
     value, exact = norm_and_reference(
         rows, columns, dtype, centered=centered, residual=residual, quantize=kind
     )

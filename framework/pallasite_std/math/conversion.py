@@ -7,7 +7,7 @@
   go to 8 and 16-bit floats by way of f32, as in NumPy and ml_dtypes;
 * float8_e4m3fn has no infinity: what rounds beyond 448 becomes NaN. float8_e5m2 overflows to
   infinity. With ``saturate``, both take the largest finite number instead, which is one instruction
-  for two elements;
+  for two elements, as is what was clamped to the finite numbers before;
 * float8_e8m0fnu has powers of two only: see :mod:`pallasite_std.math.scales`; float4_e2m1fn
   saturates: see :mod:`pallasite_std.math.four_bits`.
 """
@@ -276,6 +276,8 @@ def _to_float8(
 ) -> ir.Value:
     format, count = _FLOAT8[target], length(value)
     if hardware.float8_pairs:
+        if source == _SINGLE and not saturate:
+            value, saturate = _without_clamp(value, float(ml_dtypes.finfo(target).max))
         number = _single(Real(_even(value)))
         both = _to_float8_pairs(number, format, saturate, hardware)
         return ops.slice_vector(both, 0, count)
@@ -300,6 +302,37 @@ def _to_float8(
     result = size.is_nan().choose(result.constant(format.nan), result)
     result = result | ((bits.shift_logical(24)) & 0x80)
     return result.truncate(8).value
+
+
+def _without_clamp(value: ir.Value, largest: float) -> tuple[ir.Value, bool]:
+    """What was clamped, if nothing else, to the largest finite numbers of both signs, which is what
+    saturation does; and whether saturation makes no other difference: NaN stays in both."""
+    number, wanted = value, {"arith.minimumf": largest, "arith.maximumf": -largest}
+    while wanted:
+        owner = number.owner
+        if isinstance(owner, ir.Block) or owner.name not in wanted:
+            return value, False
+        bound = wanted.pop(owner.name)
+        others = [one for one in owner.operands if _number_of(one) != bound]
+        if len(others) != 1:
+            return value, False
+        (number,) = others
+    return number, True
+
+
+def _number_of(value: ir.Value) -> float | None:
+    """Of a constant, which all elements may be."""
+    owner = value.owner
+    if not isinstance(owner, ir.Block) and owner.name == "vector.broadcast":
+        owner = owner.operands[0].owner
+    if isinstance(owner, ir.Block) or owner.name != "arith.constant":
+        return None
+    attribute = owner.attributes["value"]
+    if isinstance(attribute, ir.DenseElementsAttr):
+        if not attribute.is_splat:
+            return None
+        attribute = attribute.get_splat_value()
+    return float(ir.FloatAttr(attribute).value) if isinstance(attribute, ir.FloatAttr) else None
 
 
 def _even(value: ir.Value) -> ir.Value:

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite_std.ops.rings import over_steps
-from pallasite_std.ops.rows.tiling import LANES, RowTiling
+from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling
 
 COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": jnp.add, "max": jnp.maximum}
 NEUTRAL = {"sum": 0.0, "max": -np.inf}
@@ -43,6 +43,39 @@ def parameters(dtype: Any) -> Any:
     """Compiler parameters of kernels that read a dtype: functions are approximate for 16 bits."""
     narrow = np.dtype(dtype).itemsize < 4
     return plgpu.CompilerParams(approx_math=narrow)
+
+
+BESIDES: tuple[int, int] | None = (26, 34)
+"""Registers of a lane besides the elements that it holds, in kernels that hold whole rows: where
+they are moved one by one, and where by vectors."""
+
+_REGISTERS = 512
+"""Those of a multiprocessor for each lane of a warpgroup."""
+
+
+def resident_parameters(tiling: RowTiling, dtype: Any, params: Any, least: int = 1) -> Any:
+    """Compiler parameters with as many blocks as the elements that lanes hold leave room for.
+
+    Without, loads of all operands may be on their way to registers, of fewer blocks.
+
+    Args:
+      tiling: of the rows.
+      dtype: of what is held.
+      params: other ``CompilerParams``.
+      least: blocks at least.
+    """
+    blocks = least
+    if tiling.resident and BESIDES is not None:
+        size = np.dtype(dtype).itemsize
+        vector = VECTOR_BYTES // size if tiling.columns * size % VECTOR_BYTES == 0 else 1
+        elements = -(-tiling.height * tiling.chunk // (LANES * vector)) * vector
+        needed = -(-(elements + BESIDES[vector > 1]) // 8) * 8
+        blocks = max(least, _REGISTERS // (needed * tiling.threads))
+    return dataclasses.replace(params, min_blocks=min(blocks, MOST_BLOCKS))
+
+
+MOST_BLOCKS = 16
+"""Blocks of a multiprocessor for which registers are saved."""
 
 
 class Chunk:

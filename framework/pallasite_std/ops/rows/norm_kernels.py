@@ -22,6 +22,8 @@ from pallasite_std.ops.rows.kernel import (
     alone,
     folding_row_kernel,
     no_sums,
+    parameters,
+    resident_parameters,
     row_kernel,
 )
 from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
@@ -139,7 +141,8 @@ def forward(
         mean = squares = None
         # Without a bias the largest magnitude is known but for a factor before the norm is.
         early = norm.quantized is not None and bias is None
-        if norm.centered and ONE_PASS and not early and _has_chunks(block):
+        one_pass = ONE_PASS_NEAR if block.near else ONE_PASS
+        if norm.centered and one_pass and not early and _has_chunks(block):
             mean, squares = _moments(block, source)
         elif norm.centered:
             (total,) = yield lambda chunk: (source(chunk),), ("sum",), []
@@ -205,21 +208,23 @@ def forward(
     vectors = range(1 + norm.residual, 1 + norm.residual + norm.weight + norm.bias)
     matrices, reductions = [dtype] * (1 + norm.residual), _reductions(norm)
     kernel = tiled_row_kernel(
-        body, rows, columns, matrices, out_types, norm.name, blocks, shared_memory, vectors
-    )
+        body, rows, columns, matrices, out_types, norm.name, blocks, shared_memory, vectors,
+        parameters(dtype),
+    )  # fmt: skip
     if kernel is not None:
         return kernel
     if suits_shared(columns, matrices):
         kernel = shared_row_kernel(
-            body, rows, columns, matrices, out_types, norm.name, exchanges, blocks, shared_memory
-        )
+            body, rows, columns, matrices, out_types, norm.name, exchanges, blocks, shared_memory,
+            parameters(dtype),
+        )  # fmt: skip
         if kernel is not None:
             return kernel
     if suits_pipeline(tiling, matrices):
         kernel = row_pipeline(
             body, rows, columns, matrices, reductions, out_types, norm.name, blocks,
             shared_memory, vectors, norm.weight_size * len(vectors),
-            norm.weight_size > size_of(dtype),
+            norm.weight_size > size_of(dtype), parameters(dtype),
         )  # fmt: skip
         if kernel is not None:
             return kernel
@@ -229,26 +234,28 @@ def forward(
     if streamed is None:
         at_once = ONE_PASS and norm.centered and not tiling.resident
         # As many as without the sums, which take registers.
-        params = plgpu.CompilerParams(min_blocks=8 // tiling.threads) if at_once else None
+        least = 8 // tiling.threads if at_once else 1
+        params = resident_parameters(tiling, dtype, parameters(dtype), least)
         return row_kernel(alone(body), rows, tiling, out_types, norm.name, exchanges, params)
     parts, staging = streamed
     most_held = HELD_SHARE * _WARPGROUPS / parts.threads
     return folding_row_kernel(
-        body, no_sums, rows, parts, blocks, 0, out_types, norm.name, exchanges, staging, None,
-        vectors, most_held=most_held,
+        body, no_sums, rows, parts, blocks, 0, out_types, norm.name, exchanges, staging,
+        parameters(dtype), vectors, most_held=most_held,
     )  # fmt: skip
 
 
 ONE_PASS = False
 """Whether mean and variance of rows that registers do not hold are computed in one pass."""
 
+ONE_PASS_NEAR = False
+"""The same of rows in shared memory."""
+
 
 def _has_chunks(block: Rows) -> bool:
-    """Whether a row is read chunk by chunk from global memory, and each warpgroup has some."""
+    """Whether a row is read chunk by chunk, and each warpgroup has some."""
     tiling = block.tiling
-    return (
-        not block.near and not tiling.resident and tiling.columns // tiling.chunk >= tiling.threads
-    )
+    return not tiling.resident and tiling.columns // tiling.chunk >= tiling.threads
 
 
 def _moments(block: Rows, source: Callable[[Chunk], Any]) -> tuple[Any, Any]:

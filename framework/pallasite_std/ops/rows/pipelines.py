@@ -45,6 +45,9 @@ BY_COLUMNS = True
 """Whether warpgroups share the columns of rows that begin within vectors, not the vectors, if there
 are sums over rows."""
 
+FORWARD_BY_COLUMNS = False
+"""The same where there are none."""
+
 _STEPS = 8
 """Rows of each block from which the beginning and the end of a pipeline do not count."""
 
@@ -131,7 +134,8 @@ def _of_blocks(
     sizes = [size_of(dtype) for dtype in dtypes]
     vector = VECTOR_BYTES // min(sizes)
     # With several sums over wide parts of rows, there is no room for what lanes exchange.
-    by_columns = by_columns and (sums == 1 or (sums > 1 and columns <= 12 * 1024 * blocks))
+    enough = FORWARD_BY_COLUMNS if not sums else sums == 1 or columns <= 12 * 1024 * blocks
+    by_columns = by_columns and enough
     shape = Pipeline(1, 1, columns, 1, 1, 1, vector=vector, by_columns=by_columns)
     by_columns = by_columns and shape.unaligned
     columns = shape.padded
@@ -199,8 +203,8 @@ def _of_blocks(
     least = 2 * vector if shape.unaligned else 0
     if stages < least_stages or pipeline.last <= least or (widest and held) or not room:
         return None
-    enough = rows >= _STEPS * together * pipeline.groups(multiprocessors)
-    return pipeline if enough else None
+    many = rows >= _STEPS * together * pipeline.groups(multiprocessors)
+    return pipeline if many else None
 
 
 def suits_pipeline(tiling: RowTiling, dtypes: Sequence[np.dtype[Any]]) -> bool:
@@ -226,6 +230,7 @@ def row_pipeline(
     vectors: Sequence[int] = (),
     vector_bytes: int = 0,
     wide: bool = False,
+    params: Any = None,
 ) -> Callable[..., tuple[jax.Array, ...]] | None:
     """A kernel without sums over rows, or None if it cannot be.
 
@@ -234,6 +239,7 @@ def row_pipeline(
       columns: of the matrices.
       dtypes: of the matrices that are read, the first operands.
       multiprocessors, shared_memory, vector_bytes, wide: of :func:`gradient_pipeline`.
+      params: ``CompilerParams``.
     """
     pipeline = gradient_pipeline(
         rows, columns, dtypes, vector_bytes, 0, multiprocessors, shared_memory, len(reductions),
@@ -241,7 +247,7 @@ def row_pipeline(
     )  # fmt: skip
     if pipeline is None:
         return None
-    params = plgpu.CompilerParams(min_blocks=pipeline.resident)
+    params = dataclasses.replace(params or plgpu.CompilerParams(), min_blocks=pipeline.resident)
     groups = pipeline.groups(multiprocessors)
     return pipelined_row_kernel(
         body, no_sums, rows, pipeline, groups, dtypes, reductions, 0, out_types, name, vectors,

@@ -36,5 +36,7 @@ def quantized_values(exact: Any, dtype: Any) -> Any:
     other number of it.
     """
     if np.dtype(dtype).kind == "i":
-        exact = jnp.round(exact)
-    return exact.astype(dtype)
+        return jnp.round(exact).astype(dtype)
+    limit = largest_number(dtype)
+    # That is one instruction for two elements.
+    return jnp.clip(exact, -limit, limit).astype(dtype)

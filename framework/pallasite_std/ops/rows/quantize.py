@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import (
     as_array,
@@ -29,7 +30,7 @@ from pallasite_std.ops.rows.arguments import (
     quantized_dtype,
 )
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
-from pallasite_std.ops.rows.kernel import Chunk, Rows, Work, alone, row_kernel
+from pallasite_std.ops.rows.kernel import Chunk, Rows, Work, alone, resident_parameters, row_kernel
 from pallasite_std.ops.rows.pipelines import row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.segments import in_segments, segment_kernel
@@ -112,7 +113,14 @@ def _kernel(
         jax.ShapeDtypeStruct((rows,), jnp.float32),
     ]
     kernel = tiled_row_kernel(
-        body, rows, columns, [dtype], out_types, "quantize", multiprocessors, shared_memory
+        body,
+        rows,
+        columns,
+        [dtype],
+        out_types,
+        "quantize",
+        multiprocessors,
+        shared_memory,
     )
     if kernel is not None:
         return kernel
@@ -129,7 +137,8 @@ def _kernel(
         )  # fmt: skip
         if kernel is not None:
             return kernel
-    return row_kernel(alone(body), rows, tiling, out_types, "quantize", 1)
+    params = resident_parameters(tiling, dtype, plgpu.CompilerParams())
+    return row_kernel(alone(body), rows, tiling, out_types, "quantize", 1, params)
 
 
 @functools.lru_cache(maxsize=512)

@@ -132,11 +132,18 @@ _rotate.defvjp(in_32_bits(_forward), in_32_bits(_backward))
 
 
 def _together(heads: int, head_dim: int) -> int:
-    """Heads of a block."""
+    """Heads of a block; the last one of a token may have fewer.
+
+    A power of two that divides them, if blocks then have few tokens, whose angles they compute;
+    else all of them, or parts that registers hold.
+    """
     most, together = _rows_of_block(head_dim), 1
     while heads % (2 * together) == 0 and 2 * together <= most:
         together *= 2
-    return together
+    if together == heads or together * FEWEST_PARTS >= most:
+        return together
+    groups = -(-heads * head_dim // (_MOST_ELEMENTS * LANES))
+    return heads if groups == 1 else min(heads, -(-heads // (8 * groups)) * 8)
 
 
 def _height(shape: tuple[int, ...]) -> int:
@@ -145,7 +152,14 @@ def _height(shape: tuple[int, ...]) -> int:
     together, height = _together(heads, head_dim), 1
     while 2 * height * together <= _rows_of_block(head_dim) and 2 * height <= tokens:
         height *= 2
-    return height
+    return height if heads % together == 0 else 1
+
+
+FEWEST_PARTS = 4
+"""Tokens of a block, at most, if a power of two is to divide the heads that it has of each."""
+
+_MOST_ELEMENTS = 48
+"""Those of a lane, of any number of heads."""
 
 
 def _rows_of_block(head_dim: int) -> int:
@@ -168,7 +182,7 @@ def _kernel(
     """
     pairs, interleaved = len(rotation.frequencies), rotation.interleaved
     together, height = _together(heads, head_dim), _height((tokens, heads, head_dim))
-    full, left, groups = tokens // height, tokens % height, heads // together
+    full, left, groups = tokens // height, tokens % height, -(-heads // together)
     tiles = -(-tokens // height)
 
     def place_of_block() -> tuple[Any, Any]:
@@ -177,19 +191,26 @@ def _kernel(
         return (lax.div(number, groups), lax.rem(number, groups)) if groups > 1 else (number, 0)
 
     def body(*refs: Any, table: Any) -> None:
-        tile, _ = place_of_block()
+        tile, group = place_of_block()
+        rotated = functools.partial(rotate, table, *refs)
+        last = heads - (groups - 1) * together
         if left:
-            pl.when(tile < full)(lambda: rotate(height, table, *refs))
-            pl.when(tile == full)(lambda: rotate(left, table, *refs))
+            pl.when(tile < full)(lambda: rotated(count=height, of_token=together))
+            pl.when(tile == full)(lambda: rotated(count=left, of_token=together))
+        elif last < together:
+            pl.when(group < groups - 1)(lambda: rotated(count=height, of_token=together))
+            pl.when(group == groups - 1)(lambda: rotated(count=height, of_token=last))
         else:
-            rotate(height, table, *refs)
+            rotated(count=height, of_token=together)
 
-    def rotate(count: int, table: Any, x: Any, of_tokens: Any, frequencies: Any, out: Any) -> None:
+    def rotate(
+        table: Any, x: Any, of_tokens: Any, frequencies: Any, out: Any, *, count: int, of_token: int
+    ) -> None:
         tile, group = place_of_block()
         first = tile * height
         place = pl.ds(first, count)
-        some = pl.ds(group * together, together)
-        shape = (count, together, pairs)
+        some = pl.ds(group * together, of_token)
+        shape = (count, of_token, pairs)
         halves = pl.ds(0, pairs), pl.ds(pairs, pairs)
 
         # What is turned is on its way while the angles are computed.
@@ -211,7 +232,7 @@ def _kernel(
         if interleaved:
             both = parts[0].reshape(*shape, 2)
             values = turn(both[..., 0], both[..., 1])
-            turned = jnp.stack(values, axis=3).reshape(count, together, 2 * pairs)
+            turned = jnp.stack(values, axis=3).reshape(count, of_token, 2 * pairs)
             out[place, some, pl.ds(0, 2 * pairs)] = turned.astype(dtype)
         else:
             for half, value in zip(halves, turn(*parts), strict=True):

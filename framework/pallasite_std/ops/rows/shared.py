@@ -7,6 +7,7 @@ whole vectors but for the ends.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,10 @@ _MOST_RESIDENT = 8
 _WARPGROUPS = 12
 """Those of a multiprocessor: their lanes have 40 registers each."""
 
+STAGED = False
+"""Whether results of which no operand leaves a place in shared memory have one, too; else lanes
+store them one by one."""
+
 _LEAST = 36 * 1024
 """Bytes of a row from which on that is better."""
 
@@ -52,8 +57,12 @@ class _SharedChunk(Chunk):
         return self._place(ref)[...].astype(jnp.float32)
 
     def store(self, ref: Any, value: Any) -> None:
-        """See the base class; to where the row is."""
-        place = self._place(ref)
+        """See the base class; to where the row is, or to global memory."""
+        assert isinstance(self.rows, _SharedRow)
+        if id(ref) in self.rows.places:
+            place = self._place(ref)
+        else:
+            place = ref.at[pl.ds(self.rows.begin + self.first, self.width)]
         place[...] = value.astype(place.dtype)
 
     def _place(self, ref: Any) -> Any:
@@ -67,15 +76,23 @@ class _SharedRow(Rows):
 
     Attributes:
       places: by the identity of a matrix, where the row is, and at which element it begins.
+      begin: the first element of the row in flattened matrices.
     """
 
     near = True
 
     def __init__(
-        self, tiling: RowTiling, row: Any, thread: Any, exchange: Any, places: dict[int, Any]
+        self,
+        tiling: RowTiling,
+        row: Any,
+        thread: Any,
+        exchange: Any,
+        places: dict[int, Any],
+        begin: Any,
     ) -> None:
         super().__init__(tiling, row, thread, exchange)
         self.places = places
+        self.begin = begin
         self.resident = self.chunk_at(thread * tiling.chunk, tiling.chunk)
 
     def chunk_at(self, first: Any, width: int) -> Chunk:
@@ -100,7 +117,7 @@ def _bytes(
 ) -> int:
     """Bytes of shared memory of a block, about."""
     taken = places_taken(dtypes, out_dtypes)
-    apart = [one for one, place in zip(out_dtypes, taken, strict=True) if place is None]
+    apart = [one for one, place in zip(out_dtypes, taken, strict=True) if STAGED and place is None]
     return sum(columns * size_of(one) + 128 for one in (*dtypes, *apart)) + 1024
 
 
@@ -114,6 +131,7 @@ def shared_row_kernel(
     exchanges: int,
     multiprocessors: int,
     shared_memory: int,
+    params: Any = None,
 ) -> Callable[..., tuple[jax.Array, ...]] | None:
     """A kernel with a block for each row, or None if it does not suit.
 
@@ -126,6 +144,7 @@ def shared_row_kernel(
       exchanges: values that the body reduces altogether.
       multiprocessors: of the machine.
       shared_memory: bytes that a block may have.
+      params: ``CompilerParams``.
     """
     matrix = [len(one.shape) == 2 for one in out_types]
     of_matrices = [one.dtype for one, whole in zip(out_types, matrix, strict=True) if whole]
@@ -138,6 +157,7 @@ def shared_row_kernel(
     if rows * columns >= 2**31 or columns < 2 * threads * LANES:
         return None
     taken, total = places_taken(dtypes, of_matrices), rows * columns
+    staged_results = STAGED
 
     def vector_of(dtype: Any) -> int:
         return VECTOR_BYTES // size_of(dtype)
@@ -160,6 +180,8 @@ def shared_row_kernel(
             shift = lax.rem(begin, vector_of(source.dtype))
             places[id(source)] = buffers[f"staged_{number}"], shift
         for number, (result, operand) in enumerate(zip(results, taken, strict=True)):
+            if operand is None and not staged_results:
+                continue
             buffer = f"result_{number}" if operand is None else f"staged_{operand}"
             places[id(result)] = buffers[buffer], lax.rem(begin, vector_of(result.dtype))
 
@@ -193,12 +215,13 @@ def shared_row_kernel(
 
         pl.when(thread == 0)(fetch_all)
         plgpu.barrier_wait(loaded)
-        block = _SharedRow(_tiling(columns, threads), row, thread, exchange, places)
+        block = _SharedRow(_tiling(columns, threads), row, thread, exchange, places, begin)
         in_step([body(block, *refs)], [block])
-        if threads > 1:
+        together = [one for one in results if id(one) in places]
+        if threads > 1 and together:
             plgpu.barrier_arrive(buffers["finished"])
             plgpu.barrier_wait(buffers["finished"])
-        for result in results:
+        for result in together:
             write(result, thread, begin, *places[id(result)])
 
     def write(result: Any, thread: Any, begin: Any, place: Any, shift: Any) -> None:
@@ -233,7 +256,7 @@ def shared_row_kernel(
         for number, dtype in enumerate(dtypes)
     }
     for number, (dtype, operand) in enumerate(zip(of_matrices, taken, strict=True)):
-        if operand is None:
+        if operand is None and staged_results:
             scratch[f"result_{number}"] = plgpu.SMEM((padded(dtype),), dtype)
     scratch["loaded"] = plgpu.Barrier(num_arrivals=len(dtypes) + 1)
     arguments: dict[str, Any] = {}
@@ -251,7 +274,7 @@ def shared_row_kernel(
         grid=(rows,),
         grid_names=("rows",),
         kernel_name=name,
-        compiler_params=plgpu.CompilerParams(min_blocks=resident),
+        compiler_params=dataclasses.replace(params or plgpu.CompilerParams(), min_blocks=resident),
         scratch_types=scratch,
         **arguments,
     )

@@ -137,6 +137,7 @@ def tiled_row_kernel(
     multiprocessors: int,
     shared_memory: int,
     vectors: Sequence[int] = (),
+    params: Any = None,
 ) -> Callable[..., tuple[jax.Array, ...]] | None:
     """A kernel with a block for each tile, or None where there are none (:func:`row_tile`).
 
@@ -148,6 +149,7 @@ def tiled_row_kernel(
       name: of the kernel, in profiles.
       multiprocessors, shared_memory: of :func:`row_tile`.
       vectors: numbers of the operands with an element for each column.
+      params: ``CompilerParams``.
     """
     whole = [len(one.shape) == 2 for one in out_types]
     of_matrices = [one.dtype for one, matrix in zip(out_types, whole, strict=True) if matrix]
@@ -236,6 +238,7 @@ def tiled_row_kernel(
             grid=(full + (left > 0),),
             grid_names=("tile",),
             kernel_name=name,
+            compiler_params=params,
             scratch_types=buffers | of_vectors,
         )
         return kernel
