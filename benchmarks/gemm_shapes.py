@@ -74,17 +74,20 @@ MODELS = {
 }  # fmt: skip
 
 
-def draw(seed: int, count: int, most_flops: float = math.inf) -> list[tuple[int, int, int]]:
+def draw(
+    seed: int, count: int, most_flops: float = math.inf, most_rows: int = MOST_TOKENS
+) -> list[tuple[int, int, int]]:
     """A sample of shapes (m, n, k).
 
     Args:
       most_flops: larger ones are drawn again.
+      most_rows: m is that at most.
     """
     generator = np.random.default_rng(seed)
     projections = [one for model in MODELS.values() for one in model.projections()]
     shapes = []
     while len(shapes) < count:
-        m = _log_uniform(generator, 1, MOST_TOKENS)
+        m = _log_uniform(generator, 1, most_rows)
         if generator.random() < ODD_SHARE:
             n, k = (_log_uniform(generator, 64, 16384) for _ in range(2))
         else:
@@ -129,16 +132,19 @@ def draw_few_tiles(seed: int, count: int) -> list[tuple[int, int, int]]:
     return shapes
 
 
-def draw_odd(seed: int, count: int, most_flops: float = math.inf) -> list[tuple[int, int, int]]:
+def draw_odd(
+    seed: int, count: int, most_flops: float = math.inf, most_rows: int = MOST_TOKENS
+) -> list[tuple[int, int, int]]:
     """A sample of shapes (m, n, k) of which n or k, or both, are no multiples of 8.
 
     Args:
       most_flops: larger ones are drawn again.
+      most_rows: m is that at most.
     """
     generator = np.random.default_rng(seed)
     shapes: list[tuple[int, int, int]] = []
     while len(shapes) < count:
-        m = _log_uniform(generator, 1, MOST_TOKENS)
+        m = _log_uniform(generator, 1, most_rows)
         n, k = (_log_uniform(generator, 64, 16384) for _ in range(2))
         if (n % 8 or k % 8) and 2 * m * n * k <= most_flops:
             shapes.append((m, n, k))

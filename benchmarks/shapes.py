@@ -31,9 +31,12 @@ WORST = 25
 """So many of them are listed."""
 
 
-def drawn(seed: int, count: int, dtype: str) -> list[gemm_times.Shape]:
+def drawn(
+    seed: int, count: int, dtype: str, rows: int, kind: str = "any"
+) -> list[gemm_times.Shape]:
     """The sample."""
-    shapes = gemm_shapes.draw(seed, count, MOST_FLOPS)
+    draw = gemm_shapes.draw_odd if kind == "odd" else gemm_shapes.draw
+    shapes = draw(seed, count, MOST_FLOPS, rows)
     if dtype == "fp8":  # The rivals take whole vectors of 16 elements only.
         shapes = [(m, -(-n // 16) * 16, -(-k // 16) * 16) for m, n, k in shapes]
     return list(dict.fromkeys(shapes))
@@ -89,9 +92,12 @@ def main(argv: Sequence[str]) -> int:
     parser = side_by_side.parser(__doc__.splitlines()[0], count=200, processes=12)
     parser.add_argument("--dtype", choices=["bf16", "fp8"], default="bf16")
     parser.add_argument("--tune", type=int, default=8, help="configurations besides; 0 for none")
+    parser.add_argument("--rows", type=int, default=gemm_shapes.MOST_TOKENS, help="at most")
+    some = "all, or only extents that are no multiples of 8"
+    parser.add_argument("--kind", choices=["any", "odd"], default="any", help=some)
     side_by_side.hold_option(parser)
     arguments = parser.parse_args(argv)
-    shapes = drawn(arguments.seed, arguments.count, arguments.dtype)
+    shapes = drawn(arguments.seed, arguments.count, arguments.dtype, arguments.rows, arguments.kind)
     cases = [case(shape, arguments.dtype, arguments.tune) for shape in shapes]
     return run(cases, arguments, "shapes", print_table)
 

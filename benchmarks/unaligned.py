@@ -1,13 +1,14 @@
 """GEMM of extents that are no multiples of 8, in each of the ways that there are.
 
 Shapes are drawn by a seed; every sixth has one or both operands transposed. XLA, PyTorch, our
-kernel with copies to aligned rows, the kernel that loads any rows with several configurations, the
-best by its estimate first, and what is chosen without options. It shows how good the choice is, and
-what the estimates (``pallasite_hopper.ops.dense.direct_choice``, ``unaligned``) are to be fitted
-to. Each result is compared with a product in float32 before it is timed; ``gemm_times.py`` says how
-that is done.
+kernel with copies to aligned rows, the kernel that loads any rows and the one for few rows with
+several configurations, the best by their estimates first, and what is chosen without options. It
+shows how good the choice is, and what the estimates (``pallasite_hopper.ops.dense.direct_choice``,
+``unaligned``) are to be fitted to. Each result is compared with a product in float32 before it is
+timed; ``gemm_times.py`` says how that is done.
 
     python benchmarks/unaligned.py --seed 1 --seconds 90 --json unaligned.json
+    python benchmarks/unaligned.py --seed 2 --rows 4 --kind any
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ import side_by_side
 import timing
 
 from pallasite_hopper.ops import matmul
-from pallasite_hopper.ops.dense import direct_choice, unaligned
+from pallasite_hopper.ops.dense import direct_choice, few_rows, few_rows_choice, unaligned
 from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.cost import Sizes
 from pallasite_hopper.ops.dense.direct import DirectConfig, build
+from pallasite_hopper.ops.dense.few_rows import FewRowsConfig
 from pallasite_std.api import Epilogue, MatmulProblem
 
 MOST_FLOPS = 4e11
@@ -106,6 +108,15 @@ def listed(sizes: Sizes) -> list[DirectConfig]:
     return list(dict.fromkeys([*ordered[:2], *kinds, *some]))
 
 
+def listed_few_rows(sizes: Sizes) -> list[FewRowsConfig]:
+    """Configurations of the kernel for few rows, the best by the estimate first."""
+    estimate = functools.partial(few_rows_choice.few_rows_nanoseconds, sizes=sizes)
+    ordered = sorted(few_rows_choice.candidates(sizes), key=estimate)
+    near = [one for one in ordered if estimate(one) < NEAR * estimate(ordered[0])]
+    some = random.Random(str(sizes)).sample(near, min(SAMPLED, len(near)))
+    return list(dict.fromkeys([*ordered[:2], *some]))
+
+
 def ways(shape: Shape) -> tuple[dict[str, Callable[..., Any]], dict[str, float]]:
     """Functions of the operands, by name, and estimates of microseconds."""
     sizes = shape.sizes
@@ -134,6 +145,10 @@ def ways(shape: Shape) -> tuple[dict[str, Callable[..., Any]], dict[str, float]]
         name = str(one)
         found[name] = build(problem, one, Epilogue())
         estimates[name] = direct_choice.direct_nanoseconds(one, sizes) / 1e3
+    for few in listed_few_rows(sizes):
+        name = str(few)
+        found[name] = few_rows.build(problem, few, Epilogue())
+        estimates[name] = few_rows_choice.few_rows_nanoseconds(few, sizes) / 1e3
     return found, estimates
 
 
@@ -196,32 +211,41 @@ def ready(shape: Shape) -> Callable[[], Measured]:
     return measured
 
 
-def shapes(seed: int, count: int) -> list[Shape]:
+def shapes(
+    seed: int, count: int, rows: int = gemm_shapes.MOST_TOKENS, kind: str = "odd"
+) -> list[Shape]:
     """The sample."""
-    drawn = gemm_shapes.draw_odd(seed, count, MOST_FLOPS)
+    if kind == "any":
+        every = gemm_shapes.draw(seed, count, MOST_FLOPS, rows)
+        return [Shape(*one, False, False) for one in dict.fromkeys(every)]
+    drawn = gemm_shapes.draw_odd(seed, count, MOST_FLOPS, rows)
     orders = [ORDERS[i // 6 % 3] if i % 6 == 4 else (False, False) for i in range(count)]
     return [Shape(*one, *order) for one, order in zip(drawn, orders, strict=True)]
 
 
 def show(shape: Shape, row: Measured) -> str:
     """A line about a shape."""
-    direct = {name: time for name, time in row.times.items() if name.startswith("DirectConfig")}
-    best = min(direct, key=lambda name: direct[name], default=None)
     text = ", ".join(f"{name} {row.times[name]:.1f}" for name in ("xla", "torch", "copies", "ours"))
-    if best is not None:
-        text += f", without copies {direct[best]:.1f} (estimate {row.estimates[best]:.1f}, {best})"
+    for kind, title in (("DirectConfig", "without copies"), ("FewRowsConfig", "few rows")):
+        times = {name: time for name, time in row.times.items() if name.startswith(kind)}
+        best = min(times, key=lambda name: times[name], default=None)
+        if best is not None:
+            text += f", {title} {times[best]:.1f} (estimate {row.estimates[best]:.1f}, {best})"
     return f"{shape}: {text}; {row.ratio:.3f} " + " ".join(row.failed.values())
 
 
 def main() -> int:
     """Measures, prints and writes JSON; 1 if a shape failed."""
     parser = side_by_side.parser(__doc__.splitlines()[0], count=60, seconds=90.0, processes=7)
+    parser.add_argument("--rows", type=int, default=gemm_shapes.MOST_TOKENS, help="at most")
+    some = "extents that are no multiples of 8, or those of programs, too"
+    parser.add_argument("--kind", choices=["odd", "any"], default="odd", help=some)
     side_by_side.hold_option(parser)
     arguments = parser.parse_args()
     print(harness.machine())
     cases = side_by_side.prepared(
         ready,
-        shapes(arguments.seed, arguments.count),
+        shapes(arguments.seed, arguments.count, arguments.rows, arguments.kind),
         arguments.processes,
         arguments.seconds,
         arguments.hold,

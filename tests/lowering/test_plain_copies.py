@@ -180,25 +180,34 @@ def test_rows_that_no_boxes_divide(columns: int, semantics: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
-@pytest.mark.parametrize("columns", [83, 150])
-def test_rows_that_begin_anywhere_are_stored_by_vectors(dtype: str, columns: int) -> None:
+@pytest.mark.parametrize(("columns", "tile"), [(83, 64), (150, 64), (83, 32), (67, 48)])
+def test_rows_that_begin_anywhere_are_stored_by_vectors(
+    dtype: str, columns: int, tile: int
+) -> None:
     """Tiles, swizzled ones too, whose rows begin between vectors and end beyond the array."""
-    x = np.random.default_rng(1).integers(0, 99, (40, 192)).astype(dtype)
+    x = np.random.default_rng(1).integers(0, 99, (2, 40, 192)).astype(dtype)
+    height = 32
 
-    def kernel(x_ref: Any, out_ref: Any, tile: Any, barrier: Any) -> None:
-        rows, columns = pl.ds(lax.axis_index("row") * 16, 16), pl.ds(lax.axis_index("x") * 64, 64)
-        plgpu.copy_gmem_to_smem(x_ref.at[rows, columns], tile, barrier)
+    def kernel(x_ref: Any, out_ref: Any, memory: Any, barrier: Any) -> None:
+        rows = pl.ds(lax.axis_index("row") * height, height)
+        columns = pl.ds(lax.axis_index("x") * tile, tile)
+        window = lax.axis_index("matrix"), rows, columns
+        plgpu.copy_gmem_to_smem(x_ref.at[window], memory, barrier)
         plgpu.barrier_wait(barrier)
-        plgpu.copy_smem_to_gmem(tile, out_ref.at[rows, columns])
+        plgpu.copy_smem_to_gmem(memory, out_ref.at[window])
         plgpu.wait_smem_to_gmem(0)
 
-    transforms = (plgpu.SwizzleTransform(64),) if dtype == "uint8" else ()
+    swizzle = tile * x.dtype.itemsize
+    transforms = (plgpu.SwizzleTransform(swizzle),) if swizzle in (32, 64, 128) else ()
     function = plgpu.kernel(
         kernel,
-        out_type=jax.ShapeDtypeStruct((37, columns), x.dtype),
-        scratch_types=[plgpu.SMEM((16, 64), x.dtype, transforms=transforms), plgpu.Barrier()],
-        grid=(3, 3),
-        grid_names=("row", "x"),
+        out_type=jax.ShapeDtypeStruct((2, 37, columns), x.dtype),
+        scratch_types=[
+            plgpu.SMEM((height, tile), x.dtype, transforms=transforms),
+            plgpu.Barrier(),
+        ],
+        grid=(2, 2, 3),
+        grid_names=("matrix", "row", "x"),
     )
     with config.scoped(sanitize=True):
-        np.testing.assert_array_equal(function(jnp.asarray(x)), x[:37, :columns])
+        np.testing.assert_array_equal(function(jnp.asarray(x)), x[:, :37, :columns])

@@ -17,17 +17,32 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
+from pallasite.plugin import InvalidValueError
 from pallasite.plugin.ir import ops, types
+from pallasite.plugin.layouts import LANES, WARPS, strided
 from pallasite.plugin.lowering import RegisterArray, RuleContext
 from pallasite_std.copies.tensor_copies import start_value
 from pallasite_std.copies.tensor_map_types import MAXIMUM_BOX
+from pallasite_std.memory.access import AccessPlan, plan_access
 from pallasite_std.memory.padding import load_where
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.references import index_reference
-from pallasite_std.memory.transfers import scalar_address
+from pallasite_std.memory.transfers import access_addresses, scalar_address
 
 UNIT = 16
 """Bytes of which rows and the distance between them have to be multiples for the engines."""
+
+WORD = 4
+"""Bytes that a lane stores of a row that begins anywhere."""
+
+_TOGETHER = 8
+"""So many are loaded from shared memory before they are stored."""
+
+_NO_ROW = 0x7FFF0000
+"""The number of a row that no array has."""
+
+_FARTHEST = 1 << 23
+"""Bytes, less than which an instruction can add to an address."""
 
 
 def has_odd_rows(shape: Sequence[int], window: Sequence[int], element_bits: int) -> bool:
@@ -81,7 +96,11 @@ def copy_to_global(ctx: RuleContext, shared: MemoryReference, window: MemoryRefe
     size = shared.element_bits // 8
     if _has_vectors(window, shared):
         ctx.synchronize()
-        _store_vectors(ctx, window, shared)
+        plan = _word_plan(ctx, window, shared)
+        if plan is not None:
+            _store_words(ctx, window, shared, plan)
+        else:
+            _store_vectors(ctx, window, shared)
         return
 
     def move(target: MemoryReference, source: MemoryReference, inside: ir.Value) -> None:
@@ -149,6 +168,143 @@ def _store_vectors(ctx: RuleContext, window: MemoryReference, shared: MemoryRefe
     _over(ctx, (*shared.shape[:-1], vectors), body)
 
 
+def _word_plan(
+    ctx: RuleContext, window: MemoryReference, shared: MemoryReference
+) -> AccessPlan | None:
+    """How all lanes load words of a matrix in shared memory, each of them of rows that begin
+    equally far behind words of global memory; None if they cannot."""
+    buffer = window.buffer
+    if buffer is None or window.window is None or ctx.in_warp or len(shared.shape) != 2:
+        return None
+    if len(buffer.shape) < 2 or window.window[-2].squeezed:
+        return None
+    (rows, width), size = shared.shape, shared.element_bits // 8
+    words = width * size // WORD
+    if width * size % WORD or words not in (8, 16, 32):
+        return None
+    step = LANES * WARPS // words
+    if rows % step or step * buffer.shape[-1] * size % WORD:
+        return None
+    try:
+        layout = strided(shared.shape, WORD // size)
+        plan = plan_access(layout, shared.layout, min(UNIT, shared.offset_alignment))
+    except InvalidValueError:
+        return None
+    return plan if plan.width * size == WORD else None
+
+
+def _store_words(
+    ctx: RuleContext, window: MemoryReference, shared: MemoryReference, plan: AccessPlan
+) -> None:
+    """Stores rows that begin anywhere by consecutive words, shifted in registers, and single
+    elements at their ends."""
+    buffer = window.buffer
+    assert buffer is not None and window.window is not None
+    starts, window = window.window, _with_pointer(ctx, window)
+    width, size = shared.shape[-1], shared.element_bits // 8
+    pitch, words = buffer.shape[-1] * size, width * size // WORD
+    step, number = LANES * WARPS // words, _lane(ctx)
+    own_row, own_word = ops.divide_unsigned(number, words), ops.remainder_unsigned(number, words)
+    column = start_value(starts[-1])
+    left = ops.arith.subi(ops.i32_constant(buffer.shape[-1]), column)
+    end = ops.multiply(ops.arith.minsi(left, ops.i32_constant(width)), size)
+    chosen = RegisterArray.splat(own_row, np.dtype(np.int32))
+    address = llvm.ptrtoint(ops.i64(), scalar_address(index_reference(window, [chosen, 0])))
+    # Bytes from a word to where rows begin. Word 0 begins as many before.
+    behind = ops.bitwise_and(ops.cast_integer(address, ops.i32()), WORD - 1)
+    shift = ops.arith.subi(ops.i32_constant(8 * WORD), ops.multiply(behind, 8))
+    byte = ops.arith.subi(ops.multiply(own_word, WORD), behind)
+    address = ops.add(address, ops.cast_integer(byte, ops.i64()))
+    there = ops.arith.andi(
+        ops.compare("sge", byte, 0),
+        ops.arith.cmpi(ops.arith.CmpIPredicate.sle, ops.add(byte, WORD), end),
+    )
+    there = ops.arith.andi(there, ops.compare("ult", column, buffer.shape[-1]))
+    for start, count in zip(starts[:-2], buffer.shape[:-2], strict=True):
+        there = ops.arith.andi(there, ops.compare("ult", start_value(start), count))
+    row = ops.add(start_value(starts[-2]), own_row)
+    row = ops.arith.select(there, row, ops.i32_constant(_NO_ROW))
+    extent = min(buffer.shape[-2], _NO_ROW)
+    read = access_addresses(ctx.launch, shared, plan)
+    for first in range(0, len(plan.accesses), _TOGETHER):
+        accesses = plan.accesses[first : first + _TOGETHER]
+        values = [ops.load(ops.i32(), read(access), alignment=WORD) for access in accesses]
+        if size < WORD:
+            values = [_behind_the_one_before(value, shift) for value in values]
+        for access, value in zip(accesses, values, strict=True):
+            below = access.parts[0][0] * step
+            at, offset = address, below * pitch
+            if offset >= _FARTHEST:
+                at, offset = ops.add(address, offset), 0
+            ops.inline_assembly(
+                f"{{ .reg .pred p; .reg .b32 r; add.s32 r, $0, {below}; "
+                f"setp.lt.u32 p, r, {extent}; @p st.global.b32 [$1+{offset}], $2; }}",
+                "r,l,r,~{memory}",
+                row,
+                at,
+                value,
+            )
+    if size < WORD:
+        _store_ends(ctx, window, shared, end)
+
+
+def _behind_the_one_before(word: ir.Value, shift: ir.Value) -> ir.Value:
+    """The word that begins so many bits behind that of the lane before."""
+    lanes = [ops.i32_constant(number) for number in (-1, 1, 0)]
+    before = ops.intrinsic(
+        ops.i32(), "llvm.nvvm.shfl.sync.up.i32", lanes[0], word, lanes[1], lanes[2]
+    )
+    shifted: ir.Value = ops.inline_assembly(
+        "shf.r.clamp.b32 $0, $1, $2, $3;",
+        "=r,r,r,r",
+        before,
+        word,
+        shift,
+        results=[ops.i32()],
+        side_effects=False,
+    )
+    return shifted
+
+
+def _store_ends(
+    ctx: RuleContext, window: MemoryReference, shared: MemoryReference, end: ir.Value
+) -> None:
+    """Stores elements of rows before the first whole word and behind the last one.
+
+    Args:
+      end: bytes of a row.
+    """
+    size = shared.element_bits // 8
+    kind = ir.IntegerType.get_signless(shared.element_bits)
+    at_once = {1: 4, 2: 1}[size]
+
+    def body(index: list[ir.Value]) -> None:
+        row, which, place = index
+        zero = ops.i32_constant(0)
+        chosen = RegisterArray.splat(row, np.dtype(np.int32))
+        address = scalar_address(index_reference(window, [chosen, 0]))
+        low = ops.cast_integer(llvm.ptrtoint(ops.i64(), address), ops.i32())
+        behind = ops.bitwise_and(low, WORD - 1)
+        tail = ops.arith.subi(ops.bitwise_and(ops.add(end, behind), -WORD), behind)
+        head = ops.compare("eq", which, 0)
+        first = ops.arith.select(head, zero, tail)
+        last = ops.arith.subi(ops.i32_constant(WORD), behind)
+        last = ops.arith.select(ops.compare("ne", behind, 0), last, zero)
+        last = ops.arith.select(head, ops.arith.minsi(last, end), end)
+        byte = ops.add(first, ops.multiply(place, size))
+        there = ops.arith.andi(
+            ops.compare("sge", first, 0), ops.arith.cmpi(ops.arith.CmpIPredicate.slt, byte, last)
+        )
+        there = ops.arith.andi(there, _inside(window, [row, zero]))
+        with ops.when(there):
+            element = RegisterArray.splat(ops.divide_unsigned(byte, size), np.dtype(np.int32))
+            source = scalar_address(index_reference(shared, [chosen, element]))
+            value = ops.load(kind, source, alignment=size)
+            ops.store(value, ops.byte_pointer(address, byte), alignment=size)
+
+    _over(ctx, (shared.shape[0], 2, at_once), body)
+
+
 def _with_pointer(ctx: RuleContext, window: MemoryReference) -> MemoryReference:
     if window.peer is not None:
         return window
@@ -156,12 +312,20 @@ def _with_pointer(ctx: RuleContext, window: MemoryReference) -> MemoryReference:
     return dataclasses.replace(window, pointer=ctx.launch.array_pointer(window.buffer))
 
 
+def _lanes(ctx: RuleContext) -> int:
+    """Of the thread that copies."""
+    return LANES if ctx.in_warp else LANES * WARPS
+
+
+def _lane(ctx: RuleContext) -> ir.Value:
+    """The number of the calling lane in it."""
+    lane = ctx.launch.lane_id
+    return lane if ctx.in_warp else ops.add(lane, ops.multiply(ctx.launch.warp_id, LANES))
+
+
 def _over(ctx: RuleContext, shape: Sequence[int], body: Callable[[list[ir.Value]], None]) -> None:
     """Calls ``body(index)`` in a loop over the places that the calling lane is for."""
-    lane = ctx.launch.lane_id
-    if not ctx.in_warp:
-        lane = ops.add(lane, ops.multiply(ctx.launch.warp_id, 32))
-    lanes = 32 if ctx.in_warp else 128
+    lane, lanes = _lane(ctx), _lanes(ctx)
     count = math.prod(shape)
 
     def step_body(step: ir.Value, _: list[ir.Value]) -> Sequence[ir.Value]:

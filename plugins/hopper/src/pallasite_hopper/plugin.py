@@ -68,10 +68,11 @@ def pallasite_memory_spaces() -> list[MemorySpace]:
 @hookimpl
 def pallasite_lowering_rules() -> list[LoweringRule]:
     """Rules of the plugin's primitives."""
-    from pallasite_hopper.matrix import odd_rows, row_copies
+    from pallasite_hopper.matrix import aligned_rows, odd_rows, row_copies
     from pallasite_hopper.matrix import rules as matrix
 
-    others = [*odd_rows.rules.lowering_rules, *row_copies.rules.lowering_rules]
+    modules = (aligned_rows, odd_rows, row_copies)
+    others = [rule for one in modules for rule in one.rules.lowering_rules]
     return [*matrix.rules.lowering_rules, *others]
 
 
@@ -120,9 +121,10 @@ def pallasite_layouts() -> tuple[NamedLayout, ...]:
 @hookimpl
 def pallasite_inference_rules() -> list[InferenceRule]:
     """Which layouts the plugin's primitives ask for where the program leaves them open."""
-    from pallasite_hopper.matrix import inference, odd_rows, row_copies
+    from pallasite_hopper.matrix import aligned_rows, inference, odd_rows, row_copies
 
-    others = [*odd_rows.rules.inference_rules, *row_copies.rules.inference_rules]
+    modules = (aligned_rows, odd_rows, row_copies)
+    others = [rule for one in modules for rule in one.rules.inference_rules]
     return [*inference.rules.inference_rules, *others]
 
 

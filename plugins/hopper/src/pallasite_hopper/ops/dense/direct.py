@@ -64,7 +64,7 @@ def build(
     return _Direct(problem, config, epilogue).kernel()
 
 
-class _Vector:
+class EpilogueVector:
     """An operand of the epilogue: what is beyond its end is zero."""
 
     def __init__(self, ref: Any):
@@ -163,7 +163,7 @@ class _Direct:
     ) -> None:
         """The kernel's body."""
         *operands, out = refs
-        operands = [ref if len(ref.shape) > 1 else _Vector(ref) for ref in operands]
+        operands = [ref if len(ref.shape) > 1 else EpilogueVector(ref) for ref in operands]
         config = self.config
         left, right = (b, a) if config.swap else (a, b)
         warpgroup, tile = lax.axis_index("warpgroup"), lax.axis_index("tile")
