@@ -106,9 +106,23 @@ def _by_conversion(case: Case, default: MixedConfig) -> list[MixedConfig]:
 
 def _by_depth(case: Case, default: MixedConfig) -> list[MixedConfig]:
     """The other depth of steps, and of the pieces of deep ones."""
-    deep = [dataclasses.replace(default, tile_k=128, pieces=pieces) for pieces in (2, 4)]
+    by_fractions = dataclasses.replace(default, fractions=True)
+    deep = [dataclasses.replace(by_fractions, tile_k=128, pieces=pieces) for pieces in (2, 4)]
     several = [one for one in deep if one.filled(case.bits, 2).stages > 2]
-    return [one for one in [dataclasses.replace(default, tile_k=64), *several] if one != default]
+    each = [dataclasses.replace(by_fractions, tile_k=64), *several]
+    return [one for one in each if one not in (default, by_fractions)]
+
+
+def _by_columns(case: Case, default: MixedConfig) -> list[MixedConfig]:
+    """Tiles of twice as many weights and fewer rows, which read less."""
+
+    def rows(tile_m: int) -> int:
+        tiles = -(-case.m // tile_m) * -(-case.n // 256)
+        return -(-tiles // 132) * (tile_m + 16)
+
+    best = sorted(range(64, 161, 8), key=lambda tile_m: (rows(tile_m), -tile_m))[:2]
+    wide = dataclasses.replace(default, tile_n=256, tile_k=64, split_k=1, fractions=True)
+    return [dataclasses.replace(wide, tile_m=tile_m) for tile_m in best]
 
 
 def _by_order(case: Case, default: MixedConfig) -> list[MixedConfig]:
@@ -122,6 +136,7 @@ def _by_order(case: Case, default: MixedConfig) -> list[MixedConfig]:
 WAYS = {
     "tiles": _by_rows,
     "conversion": _by_conversion,
+    "columns": _by_columns,
     "depth": _by_depth,
     "order": _by_order,
 }
@@ -202,6 +217,8 @@ def ready(case: Case, ways: Sequence[str] = ("tiles",)) -> Callable[[], Measured
 def describe(config: MixedConfig) -> str:
     """Of what differs among those that are listed."""
     found = f"{config.tile_m} rows, {config.stages} stages, groups of {config.group}"
+    if config.tile_n != 128:
+        found += f", {config.tile_n} columns"
     if config.grid_minor != "n":
         found += f" along {config.grid_minor}"
     if config.tile_k != 64:

@@ -31,3 +31,13 @@ def test_drawn() -> None:
         assert case.m >= mixed_shapes.LEAST_ROWS
         tiles = [one.tile_m for one in mixed_shapes.listed(case)]
         assert len(set(tiles)) == len(tiles) == mixed_shapes.OTHERS
+
+
+def test_ways() -> None:
+    """Each way has configurations that fit shared memory and that names tell apart."""
+    shapes = ("int8:4096x8192x8192", "int4:600x1024x4096", "int8:300x4096x4096")
+    for case in map(mixed_shapes.named, shapes):
+        every = mixed_shapes.listed(case, tuple(mixed_shapes.WAYS))
+        assert all(one.stages > 2 or one.tile_k == 128 for one in every)
+        assert len({mixed_shapes.describe(one) for one in every}) == len(every)
+        assert {one.tile_n for one in every} == {128, 256}
