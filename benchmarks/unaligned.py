@@ -113,7 +113,7 @@ def listed_few_rows(sizes: Sizes) -> list[FewRowsConfig]:
     estimate = functools.partial(few_rows_choice.few_rows_nanoseconds, sizes=sizes)
     ordered = sorted(few_rows_choice.candidates(sizes), key=estimate)
     near = [one for one in ordered if estimate(one) < NEAR * estimate(ordered[0])]
-    some = random.Random(str(sizes)).sample(near, min(SAMPLED, len(near)))
+    some = random.Random(str(sizes)).sample(near, min(2 * SAMPLED, len(near)))
     return list(dict.fromkeys([*ordered[:2], *some]))
 
 

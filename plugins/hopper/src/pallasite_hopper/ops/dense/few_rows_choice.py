@@ -76,7 +76,7 @@ def candidates(sizes: Sizes) -> Iterator[FewRowsConfig]:
     if not 1 <= sizes.m <= MOST_ROWS or sizes.size != 2 or turned or sizes.n < VECTOR:
         return
     for columns, warpgroups, split in itertools.product((32, 64, 128), (1, 2, 3, 4), (1, 2, 4, 8)):
-        for together in (2, 4):
+        for together in (2, 4, 8):
             config = FewRowsConfig(
                 columns=columns, warpgroups=warpgroups, split_k=split, together=together
             )
