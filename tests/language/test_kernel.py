@@ -506,3 +506,9 @@ def test_upstream_semantics_enum_is_accepted():
     assert CompilerParams(lowering_semantics=Theirs.Lane).lowering_semantics is (
         LoweringSemantics.Lane
     )
+
+
+@pytest.mark.parametrize("scratch", [3, [3], {"tile": (4, 4)}, [SMEM((4,), jnp.float32), "x"]])
+def test_scratch_that_is_no_allocation(scratch):
+    with pytest.raises(InvalidTypeError, match="scratch_types are no allocations"):
+        kernel(lambda o, *refs: None, out_type=X, scratch_types=scratch)()

@@ -42,6 +42,29 @@ def test_what_is_no_array_of_real_numbers(name):
         assert "test_array_arguments.py:" in str(caught.value).splitlines()[0]
 
 
+FLAGS = {
+    "transpose_a": lambda given: ops.matmul(HALF, HALF.T, transpose_a=given),
+    "transpose_b": lambda given: ops.mixed_matmul(HALF, BYTES, transpose_b=given),
+    "causal": lambda given: ops.attention(HEADS, HEADS, HEADS, causal=given),
+    "interleaved": lambda given: ops.rotary_embedding(HALF[None], jnp.zeros(1), interleaved=given),
+}
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_are_known_booleans(name, target):
+    """A string, say, does not count as True."""
+    calls = [lambda wrong=wrong: FLAGS[name](wrong) for wrong in ("yes", None, 2, np.array([1, 0]))]
+    calls.append(lambda: jax.jit(FLAGS[name])(False))
+    for call in calls:
+        with (
+            on(target),
+            pytest.raises(InvalidTypeError, match=f"{name} is neither True nor False") as caught,
+        ):
+            call()
+        assert "test_array_arguments.py:" in str(caught.value).splitlines()[0]
+
+
 def test_values_without_dimensions():
     with on("sm_90a"), pytest.raises(InvalidTypeError, match="v does not have four dimensions"):
         ops.decode_attention(HEADS[:, 0], HEADS, None)

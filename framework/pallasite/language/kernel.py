@@ -152,8 +152,7 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
         raise checks.value_error(
             f"{name} and its older name {old_name} are both given", expected=f"only {name}"
         )
-    if not given:
-        value = old_value
+    value = value if given else old_value
     return () if value is None else value
 
 
@@ -195,9 +194,10 @@ class _Kernel:
         self.definition = _jax.current_source_info().traceback
         self.single_output = not isinstance(out_type, tuple | list)
         self.out_type = (out_type,) if self.single_output else out_type
-        if not isinstance(scratch_types, Sequence | Mapping):
-            scratch_types = (scratch_types,)
-        self.scratch_types = scratch_types
+        several = isinstance(scratch_types, Sequence | Mapping)
+        self.scratch_types = scratch_types if several else (scratch_types,)
+        if not all(hasattr(one, "get_ref_aval") for one in jax.tree.leaves(self.scratch_types)):
+            raise checks.type_error("scratch_types are no allocations", got=scratch_types)
         self.name = str(mesh.kernel_name or getattr(_function_of(body), "__name__", "kernel"))
         self.traced: dict[Any, tuple[KernelSpec, Any]] = {}
         functools.update_wrapper(self, _function_of(body), updated=())

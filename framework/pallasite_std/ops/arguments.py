@@ -63,6 +63,21 @@ def as_array(value: Any, what: str) -> jax.Array:
     return array
 
 
+def flag(value: Any, what: str) -> bool:
+    """An option that is on or off.
+
+    Raises:
+      InvalidTypeError: neither True nor False, known while tracing.
+    """
+    if not isinstance(value, bool | int | np.bool_) or value not in (0, 1):
+        raise InvalidTypeError(
+            f"{what} is neither True nor False, known while tracing",
+            got=type(value).__name__ if isinstance(value, jax.core.Tracer) else repr(value),
+            expected="a Python bool",
+        )
+    return bool(value)
+
+
 def positive(value: Any, what: str) -> float:
     """A factor that has to be known while tracing.
 

@@ -11,7 +11,13 @@ import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.activations import check_activation
-from pallasite_std.ops.arguments import as_array, check_config, check_extents_along_k, dtype_of
+from pallasite_std.ops.arguments import (
+    as_array,
+    check_config,
+    check_extents_along_k,
+    dtype_of,
+    flag,
+)
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall, MatmulProblem
 
@@ -49,6 +55,7 @@ def matmul_call(
       InvalidTypeError, InvalidValueError: shapes, dtypes or a configuration that do not fit.
     """
     check_config(config, config_type)
+    transpose_a, transpose_b = flag(transpose_a, "transpose_a"), flag(transpose_b, "transpose_b")
     row_scale, column_scale, bias, residual = (
         None if given is None else _of_bytes(as_array(given, what))
         for given, what in (

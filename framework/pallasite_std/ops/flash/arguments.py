@@ -15,6 +15,7 @@ from pallasite_std.ops.arguments import (
     accepted_dtypes,
     as_array,
     check_config,
+    flag,
     positive,
     whole_numbers,
 )
@@ -145,13 +146,14 @@ def attention_call(
     head_dim = q.shape[3]
     scale = max(1, head_dim) ** -0.5 if options.scale is None else options.scale
     check_config(options.config, config_type)
+    causal = flag(options.causal, "causal")
     rate = _dropout_rate(options.dropout_rate, options.dropout_seed)
     call = AttentionCall(
-        causal=bool(options.causal),
+        causal=causal,
         scale=positive(scale, "scale"),
         soft_cap=None if options.soft_cap is None else positive(options.soft_cap, "soft_cap"),
         config=options.config,
-        window=_window(options.window, bool(options.causal)),
+        window=_window(options.window, causal),
         dropout=rate,
         mask_block=_mask_block(options.mask_block),
     )

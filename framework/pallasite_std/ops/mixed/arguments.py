@@ -15,6 +15,7 @@ from pallasite_std.ops.arguments import (
     as_array,
     check_config,
     check_extents_along_k,
+    flag,
     float_dtype,
     without_derivatives,
     zeros,
@@ -79,6 +80,7 @@ def mixed_call(
       InvalidTypeError, InvalidValueError: shapes, dtypes or a configuration that do not fit.
     """
     check_config(config, config_type)
+    transpose_b = flag(transpose_b, "transpose_b")
     _check(a, "a", _ACTIVATIONS)
     _check(b, "b", tuple(_WEIGHTS))
     n, depth = b.shape if transpose_b else b.shape[::-1]

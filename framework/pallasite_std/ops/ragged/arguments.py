@@ -14,6 +14,7 @@ from pallasite_std.ops.arguments import (
     as_array,
     check_config,
     check_extents_along_k,
+    flag,
     float_dtype,
 )
 
@@ -43,6 +44,7 @@ def ragged_call(
     name = "ragged_matmul"
     out_dtype = _operands(name, a, b, (2, 3), out_dtype, config, config_type, dtypes)
     sizes = _sizes(group_sizes, b.shape[0])
+    transpose_b = flag(transpose_b, "transpose_b")
     depth = b.shape[2] if transpose_b else b.shape[1]
     check_extents_along_k(a, b, a.shape[1], depth, transpose_b=transpose_b)
     return sizes, out_dtype

@@ -17,6 +17,7 @@ from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidTypeError
 from pallasite_std.ops.arguments import (
     as_array,
+    flag,
     in_32_bits,
     matched,
     positive,
@@ -87,7 +88,7 @@ def rotary_embedding(
     if x.size == 0:
         return zeros(x.shape, np.dtype(x.dtype), x)
     rows = x.reshape(-1, heads, head_dim)
-    rotation = _Rotation(tuple(map(float, frequencies)), interleaved)
+    rotation = _Rotation(tuple(map(float, frequencies)), flag(interleaved, "interleaved"))
     if positions.ndim == 1 and tokens % _height(rows.shape):
         positions = jnp.broadcast_to(positions, (*lead, tokens))
     result: jax.Array = _rotate(rotation, rows, positions.reshape(-1))
