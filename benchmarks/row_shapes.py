@@ -33,6 +33,7 @@ from pallasite import gpu as plgpu
 from pallasite_std.ops.rows import (
     cross_entropy_kernels,
     elementwise,
+    folding_tiles,
     gated,
     kernel,
     norm_kernels,
@@ -124,6 +125,8 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "as many clusters as fit": ((pipelined, "FITTING_CLUSTERS", 0.92),),
     "tiles of rows": ((elementwise, "LEAST_GROUPED", 1 << 30),),
     "gradients of losses by groups": ((cross_entropy_kernels, "elementwise_kernel", _grouped),),
+    "gradients of narrow rows by tiles": ((folding_tiles, "TILED", True),),
+    "gradients with products and sums in one": ((norm_kernels, "CONTRACTED", True),),
     "smaller tiles": ((elementwise, "ELEMENTS", 8),),
     "no segments": ((segments, "LEAST_COLUMNS", 1 << 40),),
 }

@@ -10,7 +10,7 @@ from norm_reference import norm_and_reference
 
 import pallasite
 from pallasite import ops
-from pallasite_std.ops.rows import norm_kernels, norms, quantize, tiles
+from pallasite_std.ops.rows import folding_tiles, norm_kernels, norms, quantize, tiles
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -86,3 +86,55 @@ def test_single_elements_are_converted_by_the_instruction():
     scales = jax.ShapeDtypeStruct((600,), jnp.float32)
     compiled = pallasite.compile(ops.dequantize, wide, scales, target="sm_90a")
     assert "cvt.rn.f16x2.e5m2x2" in compiled.ptx
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "centered", "residual", "height", "part"),
+    [
+        (331, 157, BF16, True, False, 16, 8),  # Rows are left behind the last tile.
+        (352, 601, BF16, False, True, 8, 2),
+        (193, 333, F32, True, True, 4, 4),
+    ],
+)
+def test_gradients(rows, columns, dtype, centered, residual, height, part, monkeypatch):
+    """With sums over rows; some blocks have one tile more than others."""
+    monkeypatch.setattr(folding_tiles, "TILED", True)
+    monkeypatch.setattr(folding_tiles, "_ENOUGH", 1)
+    monkeypatch.setattr(norms, "machine", lambda: MACHINE)
+    found = []
+
+    def recorded(*arguments):
+        found.append(folded_tile(*arguments))
+        return found[-1]
+
+    folded_tile = folding_tiles.folded_tile
+    monkeypatch.setattr(norm_kernels, "folded_tile", recorded)
+    norm_kernels.backward.cache_clear()
+    draw = np.random.default_rng(columns)
+    x, other, d_out, d_sum = (
+        jnp.asarray(draw.normal(size=(rows, columns)) + shift, dtype) for shift in (1, 0, 0.5, 0)
+    )
+    weight, bias = (jnp.asarray(draw.normal(size=columns), dtype) for _ in range(2))
+    given = [x, weight, bias] if centered else [x, weight]
+    function = ops.layer_norm if centered else ops.rms_norm
+    if residual:
+        results = jax.vjp(lambda r, *a: function(*a, residual=r), other, *given)[1]((d_out, d_sum))
+        results = results[1:]
+    else:
+        results = jax.vjp(function, *given)[1](d_out)
+    norm_kernels.backward.cache_clear()
+    assert (found[-1].height, found[-1].part) == (height, part)
+    wide = np.asarray(x + other if residual else x, np.float64)
+    g, w = np.asarray(d_out, np.float64), np.asarray(weight, np.float64)
+    if centered:
+        wide = wide - wide.mean(-1, keepdims=True)
+    scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + (1e-5 if centered else 1e-6))
+    value, along = wide * scale, g * w
+    d_x = along - value * (along * value).mean(-1, keepdims=True)
+    d_x = (d_x - along.mean(-1, keepdims=True) * centered) * scale
+    d_x = d_x + np.asarray(d_sum, np.float64) * residual
+    tolerance = 2e-5 if dtype == F32 else 6e-3
+    for one, exact in zip(results, (d_x, (g * value).sum(0), g.sum(0)), strict=False):
+        assert np.linalg.norm(np.asarray(one, np.float64) - exact) < tolerance * np.linalg.norm(
+            exact
+        )

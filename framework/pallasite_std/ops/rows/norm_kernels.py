@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
+from pallasite_std.ops.rows.folding_tiles import folded_tile, folding_tile_kernel
 from pallasite_std.ops.rows.kernel import (
     Chunk,
     Rows,
@@ -244,6 +245,9 @@ def forward(
         parameters(dtype), vectors, most_held=most_held,
     )  # fmt: skip
 
+
+CONTRACTED = False
+"""Whether gradients whose sums stay in registers have products and sums in one instruction."""
 
 ONE_PASS = False
 """Whether mean and variance of rows that registers do not hold are computed in one pass."""
@@ -508,11 +512,26 @@ def backward(
             [of_rows.stop] if norm.weight else [], of_rows,
             plgpu.CompilerParams(approx_math=size_of(dtype) < 4, min_blocks=pipeline.resident),
         )  # fmt: skip
+    tile = folded_tile(rows, columns, dtypes, norm.moments, count, multiprocessors, shared_memory)
+    if tile is not None:
+        blocks = multiprocessors * tile.resident
+        out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
+
+        def finish_columns(first: Any, block: Any, sums: tuple[Any, ...], *refs: Any) -> None:
+            for ref, value in zip(refs[len(refs) - len(sums) :], sums, strict=True):
+                ref[block, pl.ds(first, columns)] = value
+
+        return folding_tile_kernel(
+            body, finish_columns, rows, columns, tile, blocks, dtypes, count, out_types, name,
+            [of_rows.stop] if norm.weight else [], of_rows, parameters(dtype),
+        )  # fmt: skip
     resident, staging = staged_rows(tiling, rows, count, dtypes, shared_memory)
     group = tiling.height * (1 if staging is None else staging.together)
     blocks = max(1, min(rows // group, multiprocessors * resident))
     out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
-    params = None if staging is None else plgpu.CompilerParams(min_blocks=resident)
+    params = parameters(dtype) if CONTRACTED else plgpu.CompilerParams()
+    if staging is not None:
+        params = dataclasses.replace(params, min_blocks=resident)
     held = norm.weight and tiling.height * tiling.chunk <= HELD * LANES
     vectors = [of_rows.stop] if held else []
     return folding_row_kernel(

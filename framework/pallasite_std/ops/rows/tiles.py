@@ -57,7 +57,7 @@ class Tile:
     part: int
 
 
-class _PlacedChunk(Chunk):
+class PlacedChunk(Chunk):
     """All columns of the rows of a part of a tile, or of one row of flattened matrices."""
 
     def __init__(self, rows: Rows, places: dict[int, Any]) -> None:
@@ -189,7 +189,7 @@ def tiled_row_kernel(
                 there = {key: one.reshape(height, columns).at[these] for key, one in places.items()}
                 staged = kept | {id(one): there[id(one)] for one in sources}
                 block = Rows(RowTiling(part, 1, columns, columns), first + row, 0, None, staged)
-                block.resident = _PlacedChunk(block, there)
+                block.resident = PlacedChunk(block, there)
                 in_step([body(block, *refs)], [block])
                 return carry
 
@@ -202,7 +202,7 @@ def tiled_row_kernel(
                 window = pl.ds(row * columns, columns)
                 block = Rows(RowTiling(1, 1, columns, columns), row, 0)
                 there = {id(one): one.at[window] for one in (*sources, *results)}
-                block.resident = _PlacedChunk(block, there)
+                block.resident = PlacedChunk(block, there)
                 in_step([body(block, *refs)], [block])
                 return carry
 

@@ -1,0 +1,256 @@
+"""Sums over short rows that begin within vectors: tiles of them pass shared memory.
+
+So many rows that they are whole vectors together are fetched by one copy, while a block works on
+others. As in :mod:`.tiles`, lanes take elements one by one from there, and results leave by whole
+vectors; what is added for each column stays in registers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_std.ops.rings import over_steps
+from pallasite_std.ops.rows.kernel import INSIDE, Rows, Work, in_step
+from pallasite_std.ops.rows.tiles import PlacedChunk, places_taken
+from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_of
+
+TILED = False
+"""Whether gradients of norms of such rows are computed so."""
+
+_FEWEST, _MOST = 64, 768
+"""Columns of such rows at least, and at most: of more, registers hold few."""
+
+_PART = 12 * LANES
+"""Elements of the rows that are worked on at a time, at most: lanes keep several arrays of them."""
+
+_BYTES = 30 * 1024
+"""Of shared memory of a block at most, about, so that a multiprocessor has several."""
+
+_BESIDES = 24
+"""Registers of a lane besides arrays."""
+
+_ENOUGH = 4
+"""Tiles of each block at least."""
+
+_STAGES = 3
+_RESIDENT = 8
+_MOST_HEIGHT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class FoldedTile:
+    """What a block fetches at a time.
+
+    Attributes:
+      height: rows, which are whole vectors together.
+      part: rows that are worked on at a time.
+      stages: tiles in shared memory.
+      resident: blocks of a multiprocessor.
+    """
+
+    height: int
+    part: int
+    stages: int
+    resident: int
+
+
+def folded_tile(
+    rows: int,
+    columns: int,
+    dtypes: Sequence[np.dtype[Any]],
+    values: int,
+    sums: int,
+    multiprocessors: int,
+    shared_memory: int,
+) -> FoldedTile | None:
+    """The tiles of matrices; None if rows begin at whole words, or tiles do not suit.
+
+    Args:
+      rows, columns: of the matrices.
+      dtypes: of the matrices that are read.
+      values: how many operands have an element for each row, of 32 bits.
+      sums: over rows.
+      multiprocessors: of the machine.
+      shared_memory: bytes that a block may have.
+    """
+    sizes = [columns * size_of(dtype) for dtype in dtypes]
+    if not TILED or all(size % 4 == 0 for size in sizes) or rows * columns >= 2**31:
+        return None
+    if not _FEWEST <= columns <= _MOST or not shared_memory:
+        return None
+    part = 1
+    while 2 * part * columns <= _PART:
+        part *= 2
+    # Elements of rows are fetched, too: four of 32 bits are a vector.
+    period = max(VECTOR_BYTES // math.gcd(size, VECTOR_BYTES) for size in sizes)
+    height = max(period, part, 4)
+    row = sum(sizes) + 4 * values
+    while 2 * height * row * _STAGES <= _BYTES and 2 * height <= _MOST_HEIGHT:
+        height *= 2
+    stages = max(2, min(_STAGES, _BYTES // (height * row)))
+    needed = stages * height * row + 8 * columns + 2048
+    registers = -(-(_BESIDES + (2 + sums) * -(-part * columns // LANES)) // 8) * 8
+    resident = min(_RESIDENT, shared_memory // needed, 512 // registers)
+    if resident < 3 or rows < _ENOUGH * height * multiprocessors * resident:
+        return None
+    return FoldedTile(height, part, stages, resident)
+
+
+def folding_tile_kernel(
+    body: Callable[..., Work],
+    finish: Callable[..., None],
+    rows: int,
+    columns: int,
+    tile: FoldedTile,
+    blocks: int,
+    dtypes: Sequence[np.dtype[Any]],
+    sums: int,
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    name: str,
+    vectors: Sequence[int],
+    of_rows: Sequence[int],
+    params: Any,
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """A kernel whose blocks go over many tiles each, and keep sums over rows in registers.
+
+    Args:
+      body, finish, sums, name, vectors, of_rows, params: of :func:`.kernel.folding_row_kernel`.
+      rows, columns: of the matrices.
+      tile: how they are fetched.
+      blocks: how many share the tiles.
+      dtypes: of the first operands, which are matrices.
+      out_types: types of the results: a matrix of the first operand's dtype, then sums.
+    """
+    height, part, size = tile.height, tile.part, tile.height * columns
+    full, left = divmod(rows, height)
+    (taken,) = places_taken(dtypes, [out_types[0].dtype])
+    assert taken is not None
+
+    def on_tiles(*refs: Any, loaded: Any, **buffers: Any) -> None:
+        block, sources = lax.axis_index("block"), refs[: len(dtypes)]
+        result = refs[len(refs) - len(out_types)]
+        kept = dict[int, Any]()
+        for one in vectors:
+            kept[id(refs[one])] = buffers[f"vector_{one}"]
+            buffers[f"vector_{one}"][...] = refs[one][...]
+
+        def places(stage: Any) -> dict[int, Any]:
+            found = {
+                id(source): buffers[f"staged_{number}"].at[stage]
+                for number, source in enumerate(sources)
+            }
+            return found | {id(refs[one]): buffers[f"values_{one}"].at[stage] for one in of_rows}
+
+        def fetch(step: Any, stage: Any) -> None:
+            number, there = block + step * blocks, places(stage)
+            for refs_of, count in ((sources, size), ([refs[one] for one in of_rows], height)):
+                for one in refs_of:
+                    window = pl.ds(pl.multiple_of(number * count, count), count)
+                    plgpu.copy_gmem_to_smem(
+                        one.at[window], there[id(one)], loaded.at[stage], oob_mode=INSIDE
+                    )
+
+        def work(step: Any, stage: Any, carry: Any) -> Any:
+            first, there = (block + step * blocks) * height, places(stage)
+            there[id(result)] = there[id(sources[taken])]
+
+            def of_part(number: Any, carry: Any) -> Any:
+                row = pl.multiple_of(number * part, part)
+                these = row if part == 1 else pl.ds(row, part)
+                some = {
+                    id(one): there[id(one)].reshape(height, columns).at[these]
+                    for one in (*sources, result)
+                }
+                held = {id(refs[one]): there[id(refs[one])][these] for one in of_rows}
+                rows_here = Rows(
+                    RowTiling(part, 1, columns, columns), first + row, 0, None, kept, held
+                )
+                rows_here.resident = PlacedChunk(rows_here, some)
+                so_far = list(carry)
+
+                def add(added: list[Any]) -> None:
+                    so_far[:] = [one + more for one, more in zip(so_far, added, strict=True)]
+
+                in_step([body(rows_here, *refs)], [rows_here], add)
+                return tuple(so_far)
+
+            carry = lax.fori_loop(0, height // part, of_part, carry)
+            window = pl.ds(pl.multiple_of((block + step * blocks) * size, size), size)
+            result[window] = there[id(result)][...]
+            return carry
+
+        def of_row(row: Any, carry: Any) -> Any:
+            window = pl.ds(row * columns, columns)
+            alone = Rows(RowTiling(1, 1, columns, columns), row, 0, None, kept)
+            there = {id(one): one.at[window] for one in (*sources, result)}
+            alone.resident = PlacedChunk(alone, there)
+            added: list[Any] = []
+            in_step([body(alone, *refs)], [alone], added.extend)
+            if part == 1:
+                return tuple(one + more for one, more in zip(carry, added, strict=True))
+            shape = (part, columns)
+            top = lax.broadcasted_iota(jnp.int32, shape, 0) == 0
+            return tuple(
+                one + jnp.where(top, lax.broadcast_in_dim(more, shape, (1,)), 0.0)
+                for one, more in zip(carry, added, strict=True)
+            )
+
+        shape = (columns,) if part == 1 else (part, columns)
+        carry: Any = (jnp.zeros(shape, jnp.float32),) * sums
+        steps = lax.div(full - block + (blocks - 1), blocks)
+        carry = over_steps(steps, tile.stages, loaded, fetch, work, carry)
+        if left:
+            # They are the last: the block that would be next takes them.
+            carry = lax.cond(
+                block == full % blocks,
+                lambda carry: lax.fori_loop(full * height, rows, of_row, carry),
+                lambda carry: carry,
+                carry,
+            )
+        if part > 1:
+            carry = tuple(jnp.sum(one, axis=0) for one in carry)
+        finish(0, block, carry, *refs)
+
+    @functools.lru_cache(maxsize=8)
+    def kernel_of(*vector_types: np.dtype[Any]) -> Callable[..., tuple[jax.Array, ...]]:
+        scratch: dict[str, Any] = {
+            f"staged_{number}": plgpu.SMEM((tile.stages, size), dtype)
+            for number, dtype in enumerate(dtypes)
+        }
+        for one in of_rows:
+            scratch[f"values_{one}"] = plgpu.SMEM((tile.stages, height), jnp.float32)
+        for one, dtype in zip(vectors, vector_types, strict=True):
+            scratch[f"vector_{one}"] = plgpu.SMEM((columns,), dtype)
+        scratch["loaded"] = plgpu.Barrier(
+            num_arrivals=len(dtypes) + len(of_rows), num_barriers=tile.stages
+        )
+        matrix = jax.ShapeDtypeStruct((rows * columns,), out_types[0].dtype)
+        kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
+            on_tiles,
+            out_type=(matrix, *out_types[1:]),
+            grid=(blocks,),
+            grid_names=("block",),
+            kernel_name=name,
+            compiler_params=dataclasses.replace(params, min_blocks=tile.resident),
+            scratch_types=scratch,
+        )
+        return kernel
+
+    def call(*operands: Any) -> tuple[jax.Array, ...]:
+        kernel = kernel_of(*(np.dtype(operands[one].dtype) for one in vectors))
+        flat = [one.reshape(-1) for one in operands[: len(dtypes)]]
+        matrix, *rest = kernel(*flat, *operands[len(dtypes) :])
+        return (matrix.reshape(rows, columns), *rest)
+
+    return call
