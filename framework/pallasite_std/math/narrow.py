@@ -16,7 +16,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallasite.plugin.ir import ops, types
 from pallasite_std.math.hardware import Hardware
-from pallasite_std.math.values import Word, length
+from pallasite_std.math.values import Real, Word, length
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _F16 = np.dtype(np.float16)
@@ -63,18 +63,25 @@ def _from_nibbles(
 
 def _from_bytes(
     value: ir.Value, signed: bool, target: np.dtype[Any], hardware: Hardware
-) -> ir.Value | None:
-    if target == _BF16 and not signed:
-        return None  # 8 bits do not fit below a fixed exponent, and there is no sign to split off.
+) -> ir.Value:
     if target == _BF16:
-        return _from_signed_bytes(value, hardware)
+        by_sign = _from_signed_bytes if signed else _from_unsigned_bytes
+        return by_sign(value, hardware)
     result = types.register_type(target, length(value))
-    above = _ULP_ONE[target] << 8
-    halves = hardware.below_byte(value, _ULP_ONE[target])
     # As offset binary: 1024 + 128 + x.
-    whole = halves ^ 0x80 if signed else halves
-    offset = whole.constant(above + (0x80 if signed else 0))
+    above = _ULP_ONE[target] << 8 | (0x80 if signed else 0)
+    whole = hardware.below_byte(value, 0) ^ above
+    offset = whole.constant(above)
     return arith.subf(arith.bitcast(result, whole.value), arith.bitcast(result, offset.value))
+
+
+def _from_unsigned_bytes(value: ir.Value, hardware: Hardware) -> ir.Value:
+    """8 bits alone count units of the least subnormal number, 2**-133, also where the upper one is
+    the last one of the exponent. No factor is large enough to make them whole numbers at once."""
+    units = arith.bitcast(
+        types.register_type(_BF16, length(value)), hardware.below_byte(value, 0).value
+    )
+    return (Real(units) * 2.0**127 * 2.0**6).value
 
 
 def _from_signed_bytes(value: ir.Value, hardware: Hardware) -> ir.Value:

@@ -116,8 +116,12 @@ def _copy_rows(
     if rows is None:
         copy(0, total)
         return
-    for start in range(0, total, BLOCK):
-        pl.when(rows >= start + BLOCK)(functools.partial(copy, start, BLOCK))
+
+    def block(index: Any, carry: Any) -> Any:
+        copy(index * BLOCK, BLOCK)
+        return carry
+
+    lax.fori_loop(0, lax.div(rows, jnp.int32(BLOCK)), block, jnp.int32(0))
 
     def single(row: Any, carry: Any) -> Any:
         copy(row, 1)
