@@ -92,8 +92,8 @@ def test_single_elements_are_converted_by_the_instruction():
     ("rows", "columns", "dtype", "centered", "residual", "height", "part"),
     [
         (331, 157, BF16, True, False, 16, 8),  # Rows are left behind the last tile.
-        (352, 601, BF16, False, True, 8, 2),
-        (193, 333, F32, True, True, 4, 4),
+        (352, 501, BF16, False, True, 8, 2),
+        (193, 233, np.dtype(np.float16), True, True, 8, 4),
     ],
 )
 def test_gradients(rows, columns, dtype, centered, residual, height, part, monkeypatch):
@@ -133,8 +133,5 @@ def test_gradients(rows, columns, dtype, centered, residual, height, part, monke
     d_x = along - value * (along * value).mean(-1, keepdims=True)
     d_x = (d_x - along.mean(-1, keepdims=True) * centered) * scale
     d_x = d_x + np.asarray(d_sum, np.float64) * residual
-    tolerance = 2e-5 if dtype == F32 else 6e-3
     for one, exact in zip(results, (d_x, (g * value).sum(0), g.sum(0)), strict=False):
-        assert np.linalg.norm(np.asarray(one, np.float64) - exact) < tolerance * np.linalg.norm(
-            exact
-        )
+        assert np.linalg.norm(np.asarray(one, np.float64) - exact) < 6e-3 * np.linalg.norm(exact)
