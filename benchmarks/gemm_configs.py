@@ -65,7 +65,8 @@ def listed(sizes: Sizes, most: int, clusters: bool = False) -> list[MatmulConfig
 
 
 def _ways(ordered: Sequence[MatmulConfig], sizes: Sizes) -> list[MatmulConfig]:
-    """Ways to share operands of a few tiles, and other orders of the first."""
+    """Ways to share operands of a few tiles, stages given back early, and other orders of the
+    first."""
 
     def tile(one: MatmulConfig) -> Any:
         return one.swap, one.tile_m, one.tile_n, one.tile_k, one.warpgroups, one.alternate
@@ -84,7 +85,9 @@ def _ways(ordered: Sequence[MatmulConfig], sizes: Sizes) -> list[MatmulConfig]:
     first = best[0]
     several = (sizes.m if first.swap else sizes.n) > first.tile_n
     orders = [dataclasses.replace(first, group=group) for group in (1, 4, 16) if several]
-    return [*best, *ways.values(), *orders]
+    early = [*best, *ways.values()][: 2 * TILES]
+    early = [dataclasses.replace(one, in_flight=0) for one in early if not one.alternate]
+    return [*best, *early, *ways.values(), *orders]
 
 
 def _tilings(ordered: Sequence[MatmulConfig]) -> list[MatmulConfig]:

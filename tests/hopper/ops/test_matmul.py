@@ -139,6 +139,10 @@ CONFIGS = {
     "swapped pairs of many columns, parts": MatmulConfig(
         swap=True, tile_m=64, tile_n=72, warpgroups=1, split="m", epilogue_n=32, cluster=2, parts=2
     ),
+    "no matmul in flight": dataclasses.replace(SMALL, in_flight=0, stages=3),
+    "swapped, no matmul in flight, many columns": MatmulConfig(
+        swap=True, tile_m=64, tile_n=72, warpgroups=1, epilogue_n=72, in_flight=0, cluster=2
+    ),
     "epilogue_buffers": dataclasses.replace(SMALL, epilogue_buffers=2),
     "epilogue_buffers that tiles do not use equally": MatmulConfig(
         tile_n=192, split="m", stages=2, epilogue_buffers=2
@@ -711,6 +715,7 @@ def test_refusals(arguments, options, text):
         ({"cluster": 4, "cluster_across": 4}, "cluster_across"),
         ({"tile_m": 96, "split": "m"}, "tensor cores"),
         ({"epilogue_n": 48}, "epilogue_n"),
+        ({"in_flight": 2}, "in_flight"),
     ],
 )
 def test_refused_configurations(fields, text):

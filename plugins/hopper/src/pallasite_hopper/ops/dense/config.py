@@ -30,6 +30,9 @@ class MatmulConfig:
         it while the other one multiplies. Not together with ``split_k``, ``parts``, ``last_parts``.
       tile_k: depth of one step, in elements: a multiple of what fills the swizzle (128 bytes).
       stages: steps that are in flight.
+      in_flight: steps, 1 or 0, whose MMA still runs while a warpgroup waits for the next one's
+        operands: with 0 a stage is filled anew as soon as it was multiplied, which pays where
+        operands come later than they are multiplied.
       split: whether two warpgroups halve the rows (``"m"``) or the columns (``"n"``).
       cluster: blocks of a cluster: 1, 2 or 4. They compute tiles side by side along
         ``cluster_along``, and what all of them read is fetched once.
@@ -66,6 +69,7 @@ class MatmulConfig:
     tile_n: int = 256
     tile_k: int = 64
     stages: int = 4
+    in_flight: int = 1
     split: str = "n"
     cluster: int = 1
     cluster_along: str = "m"
@@ -98,6 +102,7 @@ class MatmulConfig:
             ("cluster_across", (1, 2, 4)),
             ("warpgroups", (1, 2)),
             ("last_parts", (1, 2)),
+            ("in_flight", (0, 1)),
             ("split_k", tuple(range(1, 9))),
         ):
             if getattr(self, name) not in accepted:

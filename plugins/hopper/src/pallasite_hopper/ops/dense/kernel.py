@@ -482,10 +482,14 @@ class MatmulLoop:
 
                 def step(_: Any, previous: Any) -> Any:
                     current = self._next(previous)
+                    if config.in_flight == 0:
+                        plgpu.wgmma_wait(0)
+                        release(previous)
                     plgpu.barrier_wait(full.at[self._full(warpgroup, current)])
                     plgpu.wgmma(acc, left(current), right(current))
-                    plgpu.wgmma_wait(1)
-                    release(previous)
+                    if config.in_flight:
+                        plgpu.wgmma_wait(1)
+                        release(previous)
                     return current
 
                 last = lax.fori_loop(1, item.steps, step, stage)
