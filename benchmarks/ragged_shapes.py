@@ -34,6 +34,7 @@ MOST_FLOPS = 8e11
 LEAST_ROWS, MOST_ELEMENTS = 2048, 1 << 30
 TILES = ((128, 256, "m"), (128, 256, "n"), (256, 128, "m"), (128, 192, "m"))
 BANDS = (4, 8, 16)
+HALVES = (False, True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +89,11 @@ def listed(case: Case) -> list[RaggedConfig]:
     """What is measured besides the library's choice."""
     default = default_config(-(-case.rows // case.groups), case.n, 2)
     every = [
-        RaggedConfig(tile_m=m, tile_n=n, split=split, band=band).filled(2)
+        RaggedConfig(tile_m=m, tile_n=n, split=split, band=band, halves=halves).filled(2)
         for m, n, split in TILES
         for band in BANDS
+        for halves in HALVES
+        if not halves or n % 128 == 0
     ]
     return [one for one in dict.fromkeys(every) if one != default]
 
@@ -158,7 +161,9 @@ def ready(case: Case) -> Callable[[], Measured]:
 
 def describe(config: RaggedConfig) -> str:
     """Of what differs among those that are listed."""
-    return f"{config.tile_m}x{config.tile_n} halved along {config.split}, bands of {config.band}"
+    found = f"{config.tile_m}x{config.tile_n} halved along {config.split}, bands of {config.band}"
+    found += f", {config.stages} stages"
+    return found + (", halves" if config.halves else "")
 
 
 def show(case: Case, row: Measured) -> str:

@@ -195,6 +195,27 @@ def test_last_round_is_shared(blocks, transposed):
 
 
 @pytest.mark.runs_kernels
+@pytest.mark.parametrize(
+    ("blocks", "split", "n", "transposed"),
+    [(5, "m", 392, False), (7, "n", 700, True), (3, "m", 600, True), (4, "n", 256, False)],
+)
+def test_halved_tiles(blocks, split, n, transposed):
+    """Last tiles of few rows, an odd number of them too, also in a round that is shared."""
+    sizes, m, k = [130, 64, 0, 129, 65, 1], 420, 72
+    config = RaggedConfig(stages=2, split=split, halves=True, band=1)
+    problem = kernel.Problem(
+        m=m, n=n, k=k, groups=6, dtype=BF16, out_dtype=BF16, transposed=transposed
+    )  # fmt: skip
+    a = normal(0, (m, k))
+    a[np.maximum(sizes, 0).sum() :] = np.nan
+    b = normal(1, (6, n, k) if transposed else (6, k, n))
+    run = jax.jit(kernel.build(problem, config, blocks))
+    with warnings.catch_warnings(action="error"):
+        result = run(*map(jnp.asarray, (a, b, np.array(sizes, np.int32))))
+    check(result, ragged_reference(a, b, sizes, transposed), BF16)
+
+
+@pytest.mark.runs_kernels
 def test_agrees_with_ragged_dot():
     sizes = jnp.asarray([70, 0, 33], jnp.int32)
     a, b = jnp.asarray(normal(0, (120, 64))), jnp.asarray(normal(1, (3, 64, 48)))

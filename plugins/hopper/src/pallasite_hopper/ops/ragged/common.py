@@ -85,7 +85,7 @@ def write(
     """Writes a warpgroup's part of a finished tile through shared memory.
 
     Args:
-      values: (rows, columns) of the result.
+      values: (rows, columns) of the result, no more rows than the buffers have.
       buffers: the warpgroup's.
       destination: ``(first column, number of columns, first row, number of rows)`` to the window of
         the result, relative to the warpgroup's part; what lies outside of the array is not written.
@@ -94,10 +94,14 @@ def write(
         and single rows: the copy engine's boxes have fixed sizes, and the launcher passes two of
         them for an array.
     """
-    width, total = config.epilogue_n, config.warpgroup_m
+    width, total = config.epilogue_n, values.shape[0]
     for part in range(values.shape[1] // width):
         buffer = buffers.at[part % STAGING]
-        plgpu.wait_smem_to_gmem(STAGING - 1, wait_read_only=True)
+        if total < config.warpgroup_m:
+            buffer = buffer.at[pl.ds(0, total)]
+        # The first buffer may be that of the last part of another tile.
+        in_flight = STAGING - 1 if part else 0
+        plgpu.wait_smem_to_gmem(in_flight, wait_read_only=True)
         buffer[...] = values[:, part * width : (part + 1) * width].astype(buffer.dtype)
         plgpu.commit_smem()
         _copy_rows(buffer, functools.partial(destination, part * width, width), total, rows)

@@ -29,6 +29,8 @@ class RaggedConfig:
       band: so many tiles along m are visited for each tile along n, so that what neighbours read
         stays in the L2 cache.
       epilogue_n: columns that are written at a time.
+      halves: whether the last tile of a group is half as high if it has so few rows: then the
+        warpgroups halve its columns, and two such tiles are a unit of work. Of ``ragged_matmul``.
     """
 
     tile_m: int = 128
@@ -38,6 +40,7 @@ class RaggedConfig:
     split: str = "m"
     band: int = 8
     epilogue_n: int = 64
+    halves: bool = False
 
     def __post_init__(self) -> None:
         self._require(self.split in ("m", "n"), "split", "'m' or 'n'")
@@ -50,6 +53,8 @@ class RaggedConfig:
         self._require(self.band >= 1, "band", "at least 1")
         divides = self.epilogue_n in (32, 64) and self.warpgroup_n % self.epilogue_n == 0
         self._require(divides, "epilogue_n", "32 or 64, a divisor of a warpgroup's columns")
+        fits = self.tile_m % 128 == 0 and self.tile_n % (2 * self.epilogue_n) == 0
+        self._require(fits or not self.halves, "halves", "tiles that can be halved either way")
 
     def _require(self, fits: bool, name: str, expected: str) -> None:
         if not fits:

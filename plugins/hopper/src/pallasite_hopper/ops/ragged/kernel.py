@@ -4,6 +4,9 @@ Blocks go through the tiles of one group after the other, and read the groups' s
 along. Tiles begin at a group's first row, so only the last one of a group has rows that are not
 written: those of the next group, which other tiles compute.
 
+If configured so, such a tile is half as high where its rows allow, and two of them are a unit of
+work, so that the blocks' times stay about equal. They come first in a group.
+
 When only few tiles are left for the last round, several blocks share the columns of each: a round
 that keeps a quarter of the blocks busy would take as long as any other.
 """
@@ -98,6 +101,9 @@ class _Tile:
       column: the first column.
       rows: of the group, from the first row.
       width: columns.
+      half: whether it is half as high.
+      count: so many tiles beside each other are a unit of work.
+      height: rows.
     """
 
     group: Any
@@ -105,6 +111,9 @@ class _Tile:
     column: Any
     rows: Any
     width: int
+    half: Any
+    count: Any
+    height: int
 
 
 class _Loop:
@@ -145,16 +154,30 @@ class _Loop:
 
     # Which tiles ----------------------------------------------------------------------------------
 
-    def _tiles_of(self, size: Any) -> Any:
+    def _row_tiles(self, size: Any) -> Any:
+        """Tiles along the rows of a group."""
         return lax.div(size + (self.config.tile_m - 1), self.config.tile_m)
 
+    def _pairs(self, size: Any) -> tuple[Any, Any]:
+        """Whole tiles along the rows of a group, and units of two tiles that are half as high."""
+        tile_m = self.config.tile_m
+        if not self.config.halves:
+            return self._row_tiles(size), jnp.int32(0)
+        whole = lax.div(size + (tile_m // 2 - 1), tile_m)
+        return whole, (self._row_tiles(size) - whole) * -(-self.n_tiles // 2)
+
+    def _units_of(self, size: Any) -> Any:
+        """Units of work of a group."""
+        whole, pairs = self._pairs(size)
+        return whole * self.n_tiles + pairs
+
     def _totals(self, sizes: Any) -> tuple[Any, Any]:
-        """Tiles and rows of all groups."""
-        tiles, rows = jnp.int32(0), jnp.int32(0)
+        """Units of work and rows of all groups."""
+        units, rows = jnp.int32(0), jnp.int32(0)
         for group in range(self.problem.groups):  # All loads are on their way at once.
             size = lax.max(sizes[group], jnp.int32(0))
-            tiles, rows = tiles + self._tiles_of(size) * self.n_tiles, rows + size
-        return tiles, rows
+            units, rows = units + self._units_of(size), rows + size
+        return units, rows
 
     @property
     def widths(self) -> list[int]:
@@ -170,8 +193,20 @@ class _Loop:
         least = config.epilogue_n * (COMPUTE if config.split == "n" else 1)
         return [share for share in (2, 4) if config.tile_n % (share * max(least, 64)) == 0]
 
-    def _over_tiles(self, sizes: Any, body: Callable[[_Tile, Any], Any], carry: Any) -> Any:
+    def _over_tiles(
+        self,
+        sizes: Any,
+        body: Callable[[_Tile, Any], Any],
+        carry: Any,
+        by_height: bool = False,
+    ) -> Any:
         """``carry = body(tile, carry)`` for each of this block's tiles.
+
+        Args:
+          sizes: of the groups.
+          body: see above.
+          carry: its first value.
+          by_height: whether tiles that are half as high are called so.
 
         Returns the first row after all groups.
         """
@@ -183,12 +218,12 @@ class _Loop:
 
         def passed(place: Any) -> Any:
             index, group, _, size = place
-            return (group < groups) & (index >= self._tiles_of(size) * self.n_tiles)
+            return (group < groups) & (index >= self._units_of(size))
 
         def advance(place: Any) -> Any:
             index, group, row, size = place
             following = group + 1
-            left = index - self._tiles_of(size) * self.n_tiles
+            left = index - self._units_of(size)
             return left, following, row + size, size_of(following)
 
         def find(index: Any) -> Any:
@@ -197,7 +232,8 @@ class _Loop:
 
         def one(state: Any) -> Any:
             number, (index, group, row, size), carry = state
-            carry = body(self._tile(index, group, row, size), carry)
+            tile = self._tile(index, group, row, size)
+            carry = self._each(body, tile, carry, by_height)
             place = lax.while_loop(passed, advance, (index + blocks, group, row, size))
             return number + blocks, place, carry
 
@@ -220,7 +256,7 @@ class _Loop:
             tile = self._tile(*find(whole + lax.div(block, some)))
             width = self.config.tile_n // some
             column = tile.column + lax.rem(block, some) * width
-            return body(dataclasses.replace(tile, column=column, width=width), carry)
+            return self._each(body, dataclasses.replace(tile, column=column, width=width), carry)
 
         for some in self.shares:
             carry = lax.cond(
@@ -231,17 +267,63 @@ class _Loop:
             )
         return end
 
+    def _each(
+        self,
+        body: Callable[[_Tile, Any], Any],
+        tile: _Tile,
+        carry: Any,
+        by_height: bool = False,
+    ) -> Any:
+        """``carry = body(tile, carry)`` for each tile of a unit of work."""
+        if not self.config.halves:
+            return body(tile, carry)
+
+        def all_of(tile: _Tile, carry: Any) -> Any:
+            def one(index: Any, carry: Any) -> Any:
+                column = tile.column + index * self.config.tile_n
+                return body(dataclasses.replace(tile, column=column), carry)
+
+            return lax.fori_loop(0, tile.count, one, carry)
+
+        if not by_height:
+            return all_of(tile, carry)
+        flat = dataclasses.replace(tile, height=tile.height // 2)
+        return lax.cond(
+            tile.half, lambda carry: all_of(flat, carry), lambda carry: body(tile, carry), carry
+        )
+
     def _tile(self, index: Any, group: Any, row: Any, size: Any) -> _Tile:
-        """A tile by its number in the group: bands of rows, along columns, there and back."""
+        """A unit of work by its number in the group: bands of rows, along columns, there and back;
+        before them, if there are any, two tiles each that are half as high."""
         config = self.config
+        whole, pairs = self._pairs(size)
+        pair, index = index, index - pairs
+        if config.halves:
+            index = jnp.maximum(index, 0)
         band = lax.div(index, config.band * self.n_tiles)
         inside = index - band * (config.band * self.n_tiles)
-        height = jnp.minimum(config.band, self._tiles_of(size) - band * config.band)
+        height = jnp.minimum(config.band, whole - band * config.band)
+        if config.halves:
+            height = jnp.maximum(height, 1)
         n = lax.div(inside, height)
         m = band * config.band + inside - n * height
         n = lax.select(lax.bitwise_and(band, 1) == 1, self.n_tiles - 1 - n, n)
+        half, count = jnp.bool_(False), jnp.int32(1)
+        if config.halves:
+            half = pair < pairs
+            m, n = lax.select(half, whole, m), lax.select(half, 2 * pair, n)
+            count = lax.select(half, jnp.minimum(self.n_tiles - n, 2), count)
         start = m * config.tile_m
-        return _Tile(group, row + start, n * config.tile_n, size - start, config.tile_n)
+        return _Tile(
+            group,
+            row + start,
+            n * config.tile_n,
+            size - start,
+            config.tile_n,
+            half,
+            count,
+            config.tile_m,
+        )
 
     # The producer warpgroup -----------------------------------------------------------------------
 
@@ -284,16 +366,19 @@ class _Loop:
         stages: Stages,
     ) -> None:
         config, problem = self.config, self.problem
-        wm = config.warpgroup_m
-        row = warpgroup * wm if config.split == "m" else jnp.int32(0)
         buffers = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
 
-        def column(wn: int) -> Any:
-            """The first of a warpgroup's columns in a tile."""
-            return warpgroup * wn if config.split == "n" else jnp.int32(0)
+        def own(height: int, width: int) -> tuple[Any, Any, int, int]:
+            """A warpgroup's part of a tile: its first row and column, its rows and columns."""
+            if config.split == "n" or height < config.tile_m:
+                wn = width // COMPUTE
+                return jnp.int32(0), warpgroup * wn, height, wn
+            wm = height // COMPUTE
+            return warpgroup * wm, jnp.int32(0), wm, width
 
-        def multiply(acc: Any, stage: Any, member: int, wn: int, accumulate: bool = True) -> None:
-            columns = pl.ds(column(wn), wn)
+        def multiply(acc: Any, stage: Any, place: _Tile, accumulate: bool = True) -> None:
+            row, column, wm, wn = own(place.height, place.width)
+            member, columns = self.widths.index(place.width), pl.ds(column, wn)
             if problem.transposed:
                 right = plgpu.transpose_ref(right_smem[member].at[stage, 0, columns], (1, 0))
             else:
@@ -306,17 +391,16 @@ class _Loop:
             ]
 
         def tile(place: _Tile, stage: Any) -> Any:
-            member = self.widths.index(place.width)
-            wn = place.width // 2 if config.split == "n" else place.width
+            row, column, wm, wn = own(place.height, place.width)
 
             def scope(acc: Any) -> Any:
                 plgpu.barrier_wait(stages.full.at[stage])
-                multiply(acc, stage, member, wn, accumulate=False)
+                multiply(acc, stage, place, accumulate=False)
 
                 def step(_: Any, previous: Any) -> Any:
                     current = stages.next(previous)
                     plgpu.barrier_wait(stages.full.at[current])
-                    multiply(acc, current, member, wn)
+                    multiply(acc, current, place)
                     plgpu.wgmma_wait(1)
                     plgpu.barrier_arrive(stages.empty.at[previous], by="warps")
                     return current
@@ -324,25 +408,25 @@ class _Loop:
                 last = lax.fori_loop(1, self.k_steps, step, stage)
                 sums = acc[...]
                 plgpu.barrier_arrive(stages.empty.at[last], by="warps")
-                destination = window(place.row + row, place.column + column(wn))
+                destination = window(place.row + row, place.column + column)
                 rows = jnp.clip(place.rows - row, 0, wm)
                 write(sums, buffers, destination, config, rows)
                 return stages.next(last)
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
 
-        end = self._over_tiles(sizes, tile, jnp.int32(0))
+        end = self._over_tiles(sizes, tile, jnp.int32(0), by_height=True)
 
         # Rows of no group are zeros. The last blocks have had the fewest tiles.
-        zero_tiles = self._tiles_of(jnp.maximum(problem.m - end, 0)) * self.n_tiles
+        zero_tiles = self._row_tiles(jnp.maximum(problem.m - end, 0)) * self.n_tiles
         blocks = jnp.int32(jax.lax.axis_size("blocks"))
 
         def clear(index: Any) -> Any:
             m = lax.div(index, self.n_tiles)
             n = index - m * self.n_tiles
-            first = n * config.tile_n + column(config.warpgroup_n)
-            destination = window(end + m * config.tile_m + row, first)
-            zeros = jnp.zeros((wm, config.warpgroup_n), problem.out_dtype)
+            row, column, wm, wn = own(config.tile_m, config.tile_n)
+            destination = window(end + m * config.tile_m + row, n * config.tile_n + column)
+            zeros = jnp.zeros((wm, wn), problem.out_dtype)
             write(zeros, buffers, destination, config, jnp.int32(wm))
             return index + blocks
 
