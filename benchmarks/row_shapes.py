@@ -45,6 +45,7 @@ from pallasite_std.ops.rows import (
     rotary,
     segments,
     shared,
+    streamed,
     tiles,
     tiling,
     top_k,
@@ -99,6 +100,8 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (quantize, "suits_shared", _always),
     ),
     "rows in shared memory by eight": ((shared, "_MOST_THREADS", 8),),
+    "rows streamed to registers": ((streamed, "STREAMED", True),),
+    "shorter rows streamed, too": ((streamed, "STREAMED", True), (streamed, "_LEAST", 4608)),
     "results in shared memory, too": ((shared, "STAGED", True),),
     "as many rows in shared memory as fit": ((shared, "_FETCHED", 1 << 30),),
     "moments of rows in shared memory in one pass": (

@@ -31,6 +31,7 @@ from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
 from pallasite_std.ops.rows.pipelines import gradient_pipeline, row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.shared import shared_row_kernel, suits_shared
+from pallasite_std.ops.rows.streamed import row_stream, streamed_row_kernel
 from pallasite_std.ops.rows.tiles import tiled_row_kernel
 from pallasite_std.ops.rows.tiling import (
     LANES,
@@ -214,6 +215,13 @@ def forward(
     )  # fmt: skip
     if kernel is not None:
         return kernel
+    sizes = [norm.weight_size] * len(vectors)
+    stream = row_stream(rows, columns, matrices, sizes, blocks, shared_memory)
+    if stream is not None:
+        return streamed_row_kernel(
+            body, rows, columns, matrices, out_types, norm.name, exchanges, stream, blocks,
+            vectors, parameters(dtype),
+        )  # fmt: skip
     if suits_shared(columns, matrices):
         kernel = shared_row_kernel(
             body, rows, columns, matrices, out_types, norm.name, exchanges, blocks, shared_memory,
