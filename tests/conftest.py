@@ -18,6 +18,7 @@ from tests import (  # session_end first: see there
     room_for_calls,
     session_end,
     session_folders,
+    simulated_results,
     worker_reports,
     xla_programs,
 )
@@ -73,6 +74,12 @@ def _clean_configuration(monkeypatch: pytest.MonkeyPatch):
 def _code_as_it_is_now():
     """Modules that were first seen while another test patched them are not taken for patched."""
     LOADED.forget()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _results_of_earlier_sessions(request: pytest.FixtureRequest):
+    """Kernels that an earlier session ran as they are now are not run again."""
+    simulated_results.chosen_for(request.path)
 
 
 @pytest.fixture
@@ -161,6 +168,7 @@ def pytest_configure(config: pytest.Config) -> None:
     do not take long to end."""
     if not HAS_GPU:
         xla_programs.share(getattr(config, "cache", None))
+        simulated_results.use(getattr(config, "cache", None))
     if hasattr(config, "workerinput"):
         collection_order.share_work(config)
         session_end.be_quick()
