@@ -26,6 +26,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from tests.fuzz import _executors
 from tests.fuzz._executors import Executor
+from tests.fuzz._memory_steps import Updates, make_updates, pipelined
 
 import pallasite
 from pallasite import gpu as plgpu
@@ -59,6 +60,14 @@ class Machine:
         """An array that is copied to global memory, and a part of it back, asynchronously."""
         return x[part]
 
+    def updated(self, x: Any, updates: Updates, is_global: bool) -> Any:
+        """An array after changes of the memory where it is stored."""
+        return updates.of_array(x)
+
+    def pipelined_input(self, x: Any, number: int, rows: int, steps: int) -> Any:
+        """An input that a pipeline copies, with its columns reversed."""
+        return jnp.flip(x, -1)
+
 
 @dataclasses.dataclass
 class KernelMachine(Machine):
@@ -66,7 +75,7 @@ class KernelMachine(Machine):
 
     Attributes:
       inputs: references to them.
-      room: references to global memory for the values of ``through_global``, in order.
+      room: references to global memory for values that pass through it, in order.
     """
 
     inputs: Sequence[Any]
@@ -96,6 +105,22 @@ class KernelMachine(Machine):
 
         pl.run_scoped(body, plgpu.SMEM(x.shape, x.dtype))
         return self._copied(place, part)
+
+    def updated(self, x: Any, updates: Updates, is_global: bool) -> Any:
+        def body(ref: Any) -> Any:
+            updates.of_reference(ref, x)
+            return ref[...]
+
+        return (
+            body(next(self.room))
+            if is_global
+            else pl.run_scoped(body, plgpu.SMEM(x.shape, x.dtype))
+        )
+
+    def pipelined_input(self, x: Any, number: int, rows: int, steps: int) -> Any:
+        place = next(self.room)
+        pipelined(self.inputs[number], place, rows, steps)
+        return place[...]
 
     def _copied(self, source: Any, part: tuple[slice, ...]) -> Any:
         shape = tuple(one.stop - one.start for one in part)
@@ -147,6 +172,7 @@ class Program:
       semantics: of the kernel.
       room: shapes and dtypes of what passes through global memory, in order.
       copies_result: whether the result is copied to the output, not stored.
+      changes: of the stored result, in the output, which is not read otherwise; or None.
     """
 
     inputs: list[np.ndarray]
@@ -154,6 +180,12 @@ class Program:
     semantics: Any
     room: list[Any]
     copies_result: bool
+    changes: Updates | None
+
+    def reference(self, inputs: Sequence[Any]) -> Any:
+        """The result."""
+        result = self.run(Machine(), inputs)
+        return result if self.changes is None else self.changes.of_array(result)
 
     def run(self, machine: Machine, inputs: Sequence[Any]) -> Any:
         """The last value."""
@@ -167,6 +199,7 @@ class Program:
         start = len(lines)
         lines += [f"{start + i}: {text}" for i, (text, _) in enumerate(self.steps)]
         end = ", the result is copied" if self.copies_result else ""
+        end += "" if self.changes is None else f", the result is changed: {self.changes}"
         return f"{self.semantics.name} semantics{end}\n" + "\n".join(lines)
 
 
@@ -200,14 +233,18 @@ class Generator:
             *(self.reshape, self.transpose, self.concatenate, self.pad, self.reverse, self.cast),
             *(self.cumulative, self.order, self.gather, self.dynamic_slice, self.select),
             *(self.loop, self.branch, self.shared, self.shared, self.index_of_extreme, self.tile),
-            *(self.copied_input, self.through_global),
+            *(self.copied_input, self.through_global, self.updated, self.updated),
+            self.pipelined_input,
         ]
         while len(self.steps) < length:
             choose.choice(makers)()
         semantics = choose.choice(list(plgpu.LoweringSemantics))
         last = self.values[-1]
         copies = is_copied(last) and choose.random() < 0.3
-        return Program(inputs, self.steps, semantics, self.room, copies)
+        changes = None
+        if not copies and last.shape != () and last.dtype != np.bool_ and choose.random() < 0.3:
+            changes = make_updates(choose, last.shape, last.dtype, branches=last.exact, reads=False)
+        return Program(inputs, self.steps, semantics, self.room, copies, changes)
 
     def input(self) -> np.ndarray:
         choose = self.choose
@@ -574,6 +611,30 @@ class Generator:
         if len(self.steps) > before:
             self.room.append(jax.ShapeDtypeStruct(own.shape, own.dtype))
 
+    def updated(self) -> None:
+        """Changes of parts of shared or global memory."""
+        i = self.pick(lambda value: value.shape != () and value.dtype != np.bool_)
+        if i is None:
+            return
+        own, is_global = self.values[i], self.choose.random() < 0.5
+        updates = make_updates(self.choose, own.shape, own.dtype, branches=own.exact)
+        step: Step = lambda m, pool: m.updated(pool[i], updates, is_global)  # noqa: E731
+        where = "global" if is_global else "shared"
+        self.add(f"{where} {i}: {updates}", step, i, exact=not own.is_float)
+        if is_global:
+            self.room.append(jax.ShapeDtypeStruct(own.shape, own.dtype))
+
+    def pipelined_input(self) -> None:
+        """An input by way of a pipeline."""
+        i = self.choose.randrange(self.inputs)
+        own = self.values[i]
+        if len(own.shape) < 2:
+            return
+        rows, steps = self.choose.randint(1, own.shape[0]), self.choose.randint(1, 3)
+        step: Step = lambda m, pool: m.pipelined_input(pool[i], i, rows, steps)  # noqa: E731
+        self.add(f"pipeline of input {i}, {rows} rows, {steps} stages", step, i, exact=True)
+        self.room.append(jax.ShapeDtypeStruct(own.shape, own.dtype))
+
     def window(self, value: Value) -> tuple[slice, ...] | None:
         """Random slices that an asynchronous copy may have.
 
@@ -597,13 +658,16 @@ def make_program(seed: int, *, length: int = 6, largest: int = 2048) -> Program:
 
 def make_kernel(program: Program) -> Callable[..., Any]:
     """A function of the program's inputs, which runs it as a kernel."""
-    want = jax.eval_shape(lambda *given: program.run(Machine(), given), *program.inputs)
+    want = jax.eval_shape(lambda *given: program.reference(given), *program.inputs)
 
     def kernel(*refs: Any) -> None:
         count = len(program.inputs)
         sources, out, room = refs[:count], refs[count], refs[count + 1 :]
         machine = KernelMachine(sources, iter(room))
         result = program.run(machine, [ref[...] for ref in sources])
+        if program.changes is not None:
+            program.changes.of_reference(out, result)
+            return
         if not program.copies_result:
             out[...] = result
             return
@@ -640,10 +704,11 @@ def check(program: Program, executors: Sequence[Executor] | None = None) -> str 
     executors = _executors.executors() if executors is None else executors
     with _executors.on_cpu():
         # As one function: compiled one by one, the steps would take longer than the kernel.
-        reference = jax.jit(lambda *given: program.run(Machine(), given))
+        reference = jax.jit(lambda *given: program.reference(given))
         want = np.asarray(reference(*map(jnp.asarray, program.inputs)))
     found = []
-    with pallasite.target("sm_90a"), _executors.recorded() as ptx:
+    sanitized = pallasite.config.scoped(sanitize=True)  # On the simulator.
+    with pallasite.target("sm_90a"), sanitized, _executors.recorded() as ptx:
         for executor in executors:
             with jax.default_device(executor.device):
                 found.append(np.asarray(make_kernel(program)(*map(jnp.asarray, program.inputs))[0]))

@@ -150,10 +150,28 @@ def test_masks_and_other_values_are_broadcast_and_converted(semantics, other, va
     np.testing.assert_array_equal(_run(body, semantics), want)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "bfloat16", "float8_e4m3fn", "bool"])
+def test_numbers_become_what_is_loaded(dtype):
+    x = X.astype(dtype)
+
+    def body(x, out):
+        out[...] = triton.load(x, mask=lax.iota(jnp.int32, 17) > 3, other=1)
+
+    kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(SHAPE, x.dtype))
+    want = np.where(np.arange(17) > 3, x, np.ones((), x.dtype))
+    np.testing.assert_array_equal(np.asarray(kernel(x)).view(np.uint8), want.view(np.uint8))
+
+
 @pytest.mark.parametrize(
     "mask, other, error, text",
     [
         (lambda: lax.iota(jnp.int32, 17) > 2, 1.5, InvalidTypeError, r"got: float32"),
+        (
+            lambda: lax.iota(jnp.int32, 17) > 2,
+            lambda: jnp.zeros(17, "float8_e5m2"),
+            InvalidTypeError,
+            "8",
+        ),
         (lambda: lax.iota(jnp.int32, 17), 0, InvalidTypeError, r"mask != 0"),
         (
             lambda: lax.iota(jnp.int32, 17) > 2,

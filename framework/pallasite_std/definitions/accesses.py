@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite.plugin import jax_internals as _jax
@@ -78,7 +80,7 @@ def with_plain_mask(equation: Any, call: Call, location: Any) -> list[Any]:
 
     mask = plain(mask, mask.aval.dtype, "mask")
     if other is not None:
-        if jnp.result_type(other.aval, jax.ShapeDtypeStruct((), result.dtype)) != result.dtype:
+        if not _converts(other, result.dtype):
             raise InvalidTypeError(
                 "the value for masked elements does not have the dtype of the reference",
                 got=str(other.aval.dtype),
@@ -91,6 +93,19 @@ def with_plain_mask(equation: Any, call: Call, location: Any) -> list[Any]:
         return [equation]
     operands = (first, transforms, mask, other) if loads else (first, transforms, third, mask)
     return [*equations, _masked(equation, operands)]
+
+
+def _converts(atom: Any, dtype: Any) -> bool:
+    """Whether something may become one of a dtype: numbers in the program if they are the same
+    there, or nearly, in floating point; else where promotion leads to the dtype."""
+    if not isinstance(atom, _jax.Literal):
+        with contextlib.suppress(TypeError, ValueError), jax.numpy_dtype_promotion("standard"):
+            return bool(jnp.promote_types(atom.aval.dtype, dtype) == dtype)
+        return False
+    value = np.asarray(atom.val)
+    if all(jnp.issubdtype(one, jnp.floating) for one in (value.dtype, dtype)):
+        return True
+    return bool(np.all(value == value.astype(dtype).astype(value.dtype)))
 
 
 def _stretches(shape: Sequence[int], other: Sequence[int]) -> bool:
