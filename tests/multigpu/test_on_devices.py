@@ -16,6 +16,7 @@ MODULES = {path.stem.removesuffix("_cases"): path for path in sorted(FOLDER.glob
 TOGETHER = [
     ("accesses", "exchange", "sanitizer", "wrong"),
     ("attention_gradients", "experts"),
+    ("attention_programs", "products"),
     ("multicast", "network", "traps", "tuning"),
 ]
 ALONE = [(name,) for name in MODULES if not any(name in names for names in TOGETHER)]
