@@ -90,11 +90,16 @@ def _by_rows(case: Case, default: MixedConfig) -> list[MixedConfig]:
 
     def rows(tile_m: int) -> int:
         tiles = -(-case.m // tile_m) * -(-case.n // default.tile_n)
-        return -(-tiles // 132) * tile_m
+        return -(-tiles // 132) * (tile_m + 8)
 
-    tiles = sorted(range(128, 257, 16), key=lambda tile_m: (rows(tile_m), -tile_m))
+    tiles = sorted(range(64, 257, 8), key=lambda tile_m: (rows(tile_m), -tile_m))
     tiles = [tile_m for tile_m in tiles if tile_m != default.tile_m][:OTHERS]
-    return [dataclasses.replace(default, tile_m=tile_m) for tile_m in tiles]
+    found = []
+    for tile_m in tiles:
+        deep = dataclasses.replace(default, tile_m=tile_m, tile_k=128, split_k=1)
+        several = deep.filled(case.bits, 2).stages > 2
+        found.append(deep if several else dataclasses.replace(deep, tile_k=64))
+    return found
 
 
 def _by_conversion(case: Case, default: MixedConfig) -> list[MixedConfig]:
@@ -105,12 +110,11 @@ def _by_conversion(case: Case, default: MixedConfig) -> list[MixedConfig]:
 
 
 def _by_depth(case: Case, default: MixedConfig) -> list[MixedConfig]:
-    """The other depth of steps, and of the pieces of deep ones."""
-    by_fractions = dataclasses.replace(default, fractions=True)
-    deep = [dataclasses.replace(by_fractions, tile_k=128, pieces=pieces) for pieces in (2, 4)]
-    several = [one for one in deep if one.filled(case.bits, 2).stages > 2]
-    each = [dataclasses.replace(by_fractions, tile_k=64), *several]
-    return [one for one in each if one not in (default, by_fractions)]
+    """The other depth of steps, if need be with less room for results."""
+    if default.tile_k != 64:
+        return [dataclasses.replace(default, tile_k=64)]
+    deep = [dataclasses.replace(default, tile_k=128, epilogue_m=rows) for rows in (32, 16)]
+    return [one for one in deep if one.filled(case.bits, 2).stages > 2][:1]
 
 
 def _by_columns(case: Case, default: MixedConfig) -> list[MixedConfig]:
@@ -121,8 +125,15 @@ def _by_columns(case: Case, default: MixedConfig) -> list[MixedConfig]:
         return -(-tiles // 132) * (tile_m + 16)
 
     best = sorted(range(64, 161, 8), key=lambda tile_m: (rows(tile_m), -tile_m))[:2]
-    wide = dataclasses.replace(default, tile_n=256, tile_k=64, split_k=1, fractions=True)
+    wide = dataclasses.replace(default, tile_n=256, tile_k=64, split_k=1)
     return [dataclasses.replace(wide, tile_m=tile_m) for tile_m in best]
+
+
+def _by_cluster(case: Case, default: MixedConfig) -> list[MixedConfig]:
+    """Two blocks that fetch activations together."""
+    del case
+    fits = default.split_k == 1 and default.tile_m % 16 == 0
+    return [dataclasses.replace(default, cluster=2)] if fits else []
 
 
 def _by_order(case: Case, default: MixedConfig) -> list[MixedConfig]:
@@ -137,6 +148,7 @@ WAYS = {
     "tiles": _by_rows,
     "conversion": _by_conversion,
     "columns": _by_columns,
+    "cluster": _by_cluster,
     "depth": _by_depth,
     "order": _by_order,
 }
@@ -216,14 +228,15 @@ def ready(case: Case, ways: Sequence[str] = ("tiles",)) -> Callable[[], Measured
 
 def describe(config: MixedConfig) -> str:
     """Of what differs among those that are listed."""
-    found = f"{config.tile_m} rows, {config.stages} stages, groups of {config.group}"
+    found = f"{config.tile_m} rows, {config.stages} stages of {config.tile_k}"
+    found += f", groups of {config.group} along {config.grid_minor}"
     if config.tile_n != 128:
         found += f", {config.tile_n} columns"
-    if config.grid_minor != "n":
-        found += f" along {config.grid_minor}"
-    if config.tile_k != 64:
-        found += f", steps of {config.tile_k} in {config.pieces} pieces"
-    return found + (", fractions" if config.fractions else "")
+    if config.cluster > 1:
+        found += f", clusters of {config.cluster}"
+    if config.split_k > 1:
+        found += f", {config.split_k} parts"
+    return found + ("" if config.fractions else ", whole numbers")
 
 
 def show(case: Case, row: Measured) -> str:

@@ -203,16 +203,27 @@ def test_odd_numbers_of_parts_of_the_epilogue():
 
 
 def test_tiles_that_fill_rounds():
-    """Rows of tiles are chosen such that rounds of tiles take the least time, with conversions."""
-    for extents, rows in (
-        ((4096, 8192, 8192), 256),
-        ((483, 5120, 5120), 168),  # 120 tiles
-        ((1993, 1280, 1280), 160),  # 130
-        ((3000, 6144, 5120), 232),  # 624, five rounds
+    """Rows of tiles are chosen such that rounds of tiles take the least time."""
+    for extents, rows, depth, parts in (
+        ((4096, 8192, 8192), 256, 64, 1),
+        ((483, 5120, 5120), 168, 128, 1),  # 120 tiles
+        ((1993, 1280, 1280), 160, 128, 1),  # 130
+        ((3000, 6144, 5120), 160, 128, 1),  # 912, seven rounds
+        ((423, 3072, 3072), 88, 128, 1),  # 120
+        ((256, 4096, 4096), 128, 128, 2),  # 64 of two blocks
     ):
         config = default_config(*extents, 8, 2)
-        assert config.tile_m == rows
+        assert (config.tile_m, config.tile_k, config.split_k) == (rows, depth, parts)
         assert config.shared_bytes(8, 2) <= SHARED_MEMORY
+
+
+@pytest.mark.parametrize("group", [8, 16, 192, 256])
+def test_default_configuration_fits_groups(group):
+    """Room is left for their scales, and steps are no deeper than groups allow."""
+    for m in (150, 300, 1000, 4096):
+        config = default_config(m, 4096, 768, 8, 2, group=group)
+        assert config.fits_group(group)
+        assert config.shared_bytes(8, 2, group) <= SHARED_MEMORY and config.stages > 2
 
 
 @pytest.mark.runs_kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 from pallasite.plugin import InvalidValueError
@@ -13,15 +14,23 @@ SHARED_MEMORY = 227 * 1024
 _RESERVE = 1024
 """For barriers."""
 
-_TILES_M = (256, 192, 128, 96, 64, 48, 32, 16, 8)
-"""Rows of activations that one instruction may multiply by."""
+_TILES_M = (128, 96, 64, 48, 32, 16, 8)
+"""Rows of activations of a tile where there is one along them, up to 128."""
 
-_MANY_TILES_M = range(128, 257, 8)
-"""The same where there are several tiles along them."""
-_CONVERSION = 70
-"""Rows of activations that a step would multiply in the time in which its weights are converted and
-the tile begins and ends: 20 to 105 in the times of ten shapes with tiles of 128 to 256 rows, on an
-H200 (2026-11, ``benchmarks/mixed_shapes.py``)."""
+_MANY_TILES_M = range(64, 257, 8)
+"""The same for more rows, in one tile or several."""
+
+_BEGIN, _ADD_UP = 32e3, 64e3
+"""Rows times steps of k that are multiplied in the time in which a tile begins and ends, or in
+which blocks add up their sums: 1.2 microseconds, or twice that, where a row of one step takes 0.038
+nanoseconds. That fits the times of 28 shapes within 3 %, on an H200 (2026-11,
+``benchmarks/mixed_shapes.py``)."""
+_READ = 3
+"""Bytes that are read in the time of a row of one step, at most; for tiles of fewer rows than 128,
+which have not been measured there."""
+_FEW_M_TILES, _FLAT = 8, 160
+"""Where few tiles along m have so few rows, each line along m is visited as a whole; else 16 tiles
+along n are visited together. Measured there, too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +65,7 @@ class MixedConfig:
     group: int = 8
     grid_minor: str = "n"
     epilogue_m: int = 32
-    fractions: bool = False
+    fractions: bool = True
 
     def __post_init__(self) -> None:
         self._require(
@@ -117,6 +126,7 @@ class MixedConfig:
         return dataclasses.replace(self, stages=2)
 
 
+@functools.lru_cache(maxsize=1024)
 def default_config(
     m: int,
     n: int,
@@ -139,32 +149,52 @@ def default_config(
       multiprocessors: of the GPU.
       group: elements along k that share a factor, or 0.
     """
-    tile_m = next((tile for tile in reversed(_TILES_M) if tile >= m), 256)
-    if m > 256:
-        tile_m = min(
-            _MANY_TILES_M,
-            key=lambda tile: (_rounds(m, n, tile, multiprocessors) * (tile + _CONVERSION), -tile),
-        )
-    tiles = -(-m // tile_m) * -(-n // 128)
-    if tile_m > 128:
-        # Rows of weights of a group take as long to read as one tile of activations of 256 rows.
-        config = MixedConfig(tile_m=tile_m, group=16 if tile_m == 256 else 8)
-    else:
+    if m <= 128:
+        tile_m = next(tile for tile in reversed(_TILES_M) if tile >= m)
         config = MixedConfig(tile_m=tile_m, tile_k=128, epilogue_m=min(tile_m, 16))
-    depth = config.tile_k * 4
-    split = 1
-    while tiles * split * 2 <= multiprocessors and k >= depth * split * 2 and split < 8:
-        split *= 2
+        most = _parts(-(-n // 128), k, 512, multiprocessors)
+        return _with_parts([config], most, weight_bits, out_size, group)
+
+    def by_time(tile_m: int) -> tuple[float, int, MixedConfig]:
+        tiles = -(-m // tile_m) * -(-n // 128)
+        few = -(-m // tile_m) <= _FEW_M_TILES and tile_m <= _FLAT
+        order = ("m", _FEW_M_TILES) if few else ("n", 16)
+        config = MixedConfig(tile_m=tile_m, grid_minor=order[0], group=order[1])
+        # Steps of 128 wait less often, if there is room for several.
+        depths = [dataclasses.replace(config, tile_k=128), config]
+        most = _parts(tiles, k, 256, multiprocessors)
+        found = _with_parts(depths, most, weight_bits, out_size, group)
+        rounds = -(-tiles * found.split_k // multiprocessors)
+        step = max(tile_m, (2 * tile_m + 16 * weight_bits) / _READ)
+        time = rounds * (step / found.split_k + _BEGIN / k)
+        time += _ADD_UP / k if found.split_k > 1 else 0
+        return time, -tile_m, found
+
+    return min(map(by_time, _MANY_TILES_M), key=lambda each: each[:2])[2]
+
+
+def _with_parts(
+    configs: list[MixedConfig], split: int, weight_bits: int, out_size: int, group: int
+) -> MixedConfig:
+    """The first of them that has room for several stages, with so many parts of k or fewer."""
     while True:
-        found = dataclasses.replace(config, split_k=split).filled(weight_bits, out_size, group)
-        if found.stages >= 3 or split == 1:
+        for config in configs:
+            found = dataclasses.replace(config, split_k=split)
+            found = found.filled(weight_bits, out_size, group)
+            last = config is configs[-1]
+            if found.stages >= 3 and (last or not group or found.fits_group(group)):
+                return found
+        if split == 1:
             return found
         split //= 2
 
 
-def _rounds(m: int, n: int, tile_m: int, multiprocessors: int) -> int:
-    """Of tiles."""
-    return -(-(-(-m // tile_m) * -(-n // 128)) // multiprocessors)
+def _parts(tiles: int, k: int, depth: int, multiprocessors: int) -> int:
+    """Blocks that may share the steps of a tile, where there are few tiles."""
+    split = 1
+    while tiles * split * 2 <= multiprocessors and k >= depth * split * 2 and split < 8:
+        split *= 2
+    return split
 
 
 def mixed_configs(
