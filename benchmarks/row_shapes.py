@@ -102,6 +102,15 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "rows in shared memory by eight": ((shared, "_MOST_THREADS", 8),),
     "rows streamed to registers": ((streamed, "STREAMED", True),),
     "shorter rows streamed, too": ((streamed, "STREAMED", True), (streamed, "_LEAST", 4608)),
+    "rows that begin at vectors streamed, too": (
+        (streamed, "STREAMED", True),
+        (streamed, "ALIGNED", True),
+    ),
+    "streamed, with products and sums in one": (
+        (streamed, "STREAMED", True),
+        (streamed, "_LEAST", 4608),
+        (norm_kernels, "ALL_CONTRACTED", True),
+    ),
     "results in shared memory, too": ((shared, "STAGED", True),),
     "as many rows in shared memory as fit": ((shared, "_FETCHED", 1 << 30),),
     "moments of rows in shared memory in one pass": (
@@ -128,6 +137,9 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "as many clusters as fit": ((pipelined, "FITTING_CLUSTERS", 0.92),),
     "tiles of rows": ((elementwise, "LEAST_GROUPED", 1 << 30),),
     "gradients of losses by groups": ((cross_entropy_kernels, "elementwise_kernel", _grouped),),
+    "more blocks by columns": ((pipelines, "MORE_BY_COLUMNS", True),),
+    "four steps at least": ((norm_kernels, "LEAST_STEPS", 4),),
+    "eight steps at least": ((norm_kernels, "LEAST_STEPS", 8),),
     "gradients of narrow rows by tiles": ((folding_tiles, "TILED", True),),
     "gradients with products and sums in one": ((norm_kernels, "CONTRACTED", True),),
     "smaller tiles": ((elementwise, "ELEMENTS", 8),),

@@ -27,6 +27,7 @@ def streams(monkeypatch):
         return found[-1]
 
     monkeypatch.setattr(streamed, "STREAMED", True)
+    monkeypatch.setattr(streamed, "ALIGNED", True)
     monkeypatch.setattr(streamed, "_ENOUGH", 1)
     monkeypatch.setattr(streamed, "_LEAST", 4608)
     for module, kernel in ((norms, norm_kernels.forward), (quantize, quantize._kernel)):
@@ -49,6 +50,7 @@ def streams(monkeypatch):
         (7, 10001, F32, True, False, None, 8, 2),
         (5, 14001, BF16, True, True, np.int8, 8, 2),
         (3, 37001, BF16, False, False, jnp.float8_e4m3fn, 5, 1),
+        (3, 32776, BF16, True, False, None, 6, 1),  # Rows begin at whole vectors.
         (3, 48003, BF16, True, False, None, 4, 0),  # Weights are read again for each row.
     ],
 )

@@ -48,6 +48,9 @@ are sums over rows."""
 FORWARD_BY_COLUMNS = False
 """The same where there are none."""
 
+MORE_BY_COLUMNS = False
+"""Whether twice as many blocks share the columns of rows where fewer have no room for that."""
+
 _STEPS = 8
 """Rows of each block from which the beginning and the end of a pipeline do not count."""
 
@@ -114,7 +117,11 @@ def gradient_pipeline(
     given = rows, columns, dtypes, vectors, sums, multiprocessors, shared_memory, depth, wide
     by_columns = BY_COLUMNS and not wide
     found = (_of_blocks(blocks, *given, by_columns) for blocks in CLUSTERS)
-    return next((one for one in found if one is not None), None)
+    first = next((one for one in found if one is not None), None)
+    if MORE_BY_COLUMNS and first is not None and first.masked and sums and first.blocks <= 2:
+        more = _of_blocks(2 * first.blocks, *given, by_columns)
+        return more if more is not None and more.by_columns else first
+    return first
 
 
 def _of_blocks(

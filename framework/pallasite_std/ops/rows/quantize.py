@@ -125,7 +125,8 @@ def _kernel(
     )
     if kernel is not None:
         return kernel
-    stream = row_stream(rows, columns, [dtype], (), multiprocessors, shared_memory)
+    others = not tiling.resident
+    stream = row_stream(rows, columns, [dtype], (), multiprocessors, shared_memory, others)
     if stream is not None:
         return streamed_row_kernel(
             body, rows, columns, [dtype], out_types, "quantize", 1, stream, multiprocessors

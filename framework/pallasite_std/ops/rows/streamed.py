@@ -27,6 +27,9 @@ from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_o
 STREAMED = False
 """Whether rows that begin within vectors are streamed."""
 
+ALIGNED = False
+"""The same of those that begin at whole vectors, and that no other kernel holds in registers."""
+
 _LEAST = 16 * 1024
 """Bytes of a row at least, of all matrices."""
 
@@ -68,8 +71,9 @@ def row_stream(
     vectors: Sequence[int],
     multiprocessors: int,
     shared_memory: int,
+    aligned: bool = False,
 ) -> Stream | None:
-    """How rows are streamed; None if they begin at whole vectors, or that does not suit.
+    """How rows are streamed; None if that does not suit.
 
     Args:
       rows, columns: of the matrices.
@@ -77,10 +81,12 @@ def row_stream(
       vectors: bytes of the elements of operands with an element for each column.
       multiprocessors: of the machine.
       shared_memory: bytes that a block may have.
+      aligned: whether rows that begin at whole vectors are streamed, too.
     """
     sizes = [size_of(dtype) for dtype in dtypes]
     vector = VECTOR_BYTES // min(sizes)
-    if not STREAMED or columns * min(sizes) % VECTOR_BYTES == 0 or min(sizes) != max(sizes):
+    whole = columns * min(sizes) % VECTOR_BYTES == 0
+    if not STREAMED or (whole and not (aligned and ALIGNED)) or min(sizes) != max(sizes):
         return None
     if rows * columns >= 2**31 or columns * sum(sizes) < _LEAST:
         return None
@@ -94,7 +100,7 @@ def row_stream(
             continue
         pipeline = Pipeline(threads, 1, columns, 2, resident, chunk, vector=vector, by_columns=True)
         room = shared_memory // resident - _RESERVED
-        stage = threads * pipeline.fetched * sum(sizes)
+        stage = threads * pipeline.whole_vectors(chunk) * sum(sizes)
         kept = len(vectors)
         while kept and room - sum(vectors[:kept]) * columns < 2 * stage:
             kept -= 1
@@ -147,7 +153,7 @@ def streamed_row_kernel(
     threads, stages, vector = pipeline.threads, pipeline.stages, pipeline.vector
     blocks, total = multiprocessors * pipeline.resident, rows * columns
     behind = total % vector
-    whole = total - behind
+    whole, place = total - behind, pipeline.whole_vectors(pipeline.chunk)
     matrix = [len(one.shape) == 2 for one in out_types]
 
     def on_rows(*refs: Any, **scratch: Any) -> None:
@@ -222,7 +228,7 @@ def streamed_row_kernel(
     @functools.lru_cache(maxsize=8)
     def kernel_of(*vector_types: np.dtype[Any]) -> Callable[..., tuple[jax.Array, ...]]:
         scratch: dict[str, Any] = {
-            f"staged_{number}": plgpu.SMEM((stages, threads, pipeline.fetched), dtype)
+            f"staged_{number}": plgpu.SMEM((stages, threads, place), dtype)
             for number, dtype in enumerate(dtypes)
         }
         for one, dtype in zip(vectors[: stream.kept], vector_types, strict=False):
