@@ -180,12 +180,14 @@ def test_rows_that_no_boxes_divide(columns: int, semantics: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
-@pytest.mark.parametrize(("columns", "tile"), [(83, 64), (150, 64), (83, 32), (67, 48)])
+@pytest.mark.parametrize(
+    ("columns", "tile"), [(83, 64), (150, 64), (83, 32), (67, 48), (150, 128), (131, 128)]
+)
 def test_rows_that_begin_anywhere_are_stored_by_vectors(
     dtype: str, columns: int, tile: int
 ) -> None:
     """Tiles, swizzled ones too, whose rows begin between vectors and end beyond the array."""
-    x = np.random.default_rng(1).integers(0, 99, (2, 40, 192)).astype(dtype)
+    x = np.random.default_rng(1).integers(0, 99, (2, 40, 384)).astype(dtype)
     height = 32
 
     def kernel(x_ref: Any, out_ref: Any, memory: Any, barrier: Any) -> None:

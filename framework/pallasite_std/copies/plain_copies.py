@@ -12,12 +12,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 from pallasite.plugin import InvalidValueError
+from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import LANES, WARPS, strided
 from pallasite.plugin.lowering import RegisterArray, RuleContext
@@ -96,11 +98,8 @@ def copy_to_global(ctx: RuleContext, shared: MemoryReference, window: MemoryRefe
     size = shared.element_bits // 8
     if _has_vectors(window, shared):
         ctx.synchronize()
-        plan = _word_plan(ctx, window, shared)
-        if plan is not None:
-            _store_words(ctx, window, shared, plan)
-        else:
-            _store_vectors(ctx, window, shared)
+        for columns in _column_parts(window, shared):
+            _store_part(ctx, *(index_reference(one, columns) for one in (window, shared)))
         return
 
     def move(target: MemoryReference, source: MemoryReference, inside: ir.Value) -> None:
@@ -168,56 +167,89 @@ def _store_vectors(ctx: RuleContext, window: MemoryReference, shared: MemoryRefe
     _over(ctx, (*shared.shape[:-1], vectors), body)
 
 
+def _unit(window: MemoryReference, shared: MemoryReference) -> int:
+    """Bytes that a lane stores at once of rows that begin anywhere: elements of 16 bits, where rows
+    begin between words, since words would leave single elements at their ends."""
+    size = shared.element_bits // 8
+    assert window.buffer is not None
+    return size if size == 2 and window.buffer.shape[-1] * size % WORD else WORD
+
+
+def _column_parts(window: MemoryReference, shared: MemoryReference) -> list[list[Any]]:
+    """Indices of parts of a window of as many words as a warp has lanes, if it is a matrix of such
+    parts; of all of it otherwise."""
+    size, width = shared.element_bits // 8, shared.shape[-1]
+    whole = [_jax.Slice(0, extent) for extent in shared.shape]
+    part = LANES * WORD // size
+    if len(shared.shape) != 2 or width % part or _unit(window, shared) == size:
+        return [whole]
+    return [[whole[0], _jax.Slice(first, part)] for first in range(0, width, part)]
+
+
+def _store_part(ctx: RuleContext, window: MemoryReference, shared: MemoryReference) -> None:
+    plan = _word_plan(ctx, window, shared)
+    if plan is None:
+        _store_vectors(ctx, window, shared)
+    else:
+        _store_words(ctx, window, shared, plan)
+
+
 def _word_plan(
     ctx: RuleContext, window: MemoryReference, shared: MemoryReference
 ) -> AccessPlan | None:
-    """How all lanes load words of a matrix in shared memory, each of them of rows that begin
-    equally far behind words of global memory; None if they cannot."""
+    """How all lanes load words or elements of a matrix in shared memory, each of them of rows that
+    begin equally far behind words of global memory; None if they cannot."""
     buffer = window.buffer
     if buffer is None or window.window is None or ctx.in_warp or len(shared.shape) != 2:
         return None
     if len(buffer.shape) < 2 or window.window[-2].squeezed:
         return None
     (rows, width), size = shared.shape, shared.element_bits // 8
-    words = width * size // WORD
-    if width * size % WORD or words not in (8, 16, 32):
+    unit = _unit(window, shared)
+    units = width * size // unit
+    if width * size % unit or units not in (8, 16, 32, 64, 128):
         return None
-    step = LANES * WARPS // words
-    if rows % step or step * buffer.shape[-1] * size % WORD:
+    step = LANES * WARPS // units
+    if rows % step:
+        return None
+    if unit > size and (units > LANES or step * buffer.shape[-1] * size % WORD):
         return None
     try:
-        layout = strided(shared.shape, WORD // size)
+        layout = strided(shared.shape, unit // size)
         plan = plan_access(layout, shared.layout, min(UNIT, shared.offset_alignment))
     except InvalidValueError:
         return None
-    return plan if plan.width * size == WORD else None
+    return plan if plan.width * size == unit else None
 
 
 def _store_words(
     ctx: RuleContext, window: MemoryReference, shared: MemoryReference, plan: AccessPlan
 ) -> None:
     """Stores rows that begin anywhere by consecutive words, shifted in registers, and single
-    elements at their ends."""
+    elements at their ends; or by consecutive elements."""
     buffer = window.buffer
     assert buffer is not None and window.window is not None
     starts, window = window.window, _with_pointer(ctx, window)
     width, size = shared.shape[-1], shared.element_bits // 8
-    pitch, words = buffer.shape[-1] * size, width * size // WORD
-    step, number = LANES * WARPS // words, _lane(ctx)
-    own_row, own_word = ops.divide_unsigned(number, words), ops.remainder_unsigned(number, words)
+    pitch, unit = buffer.shape[-1] * size, _unit(window, shared)
+    units, kind = width * size // unit, ir.IntegerType.get_signless(8 * unit)
+    step, number = LANES * WARPS // units, _lane(ctx)
+    own_row, own_place = ops.divide_unsigned(number, units), ops.remainder_unsigned(number, units)
     column = start_value(starts[-1])
     left = ops.arith.subi(ops.i32_constant(buffer.shape[-1]), column)
     end = ops.multiply(ops.arith.minsi(left, ops.i32_constant(width)), size)
     chosen = RegisterArray.splat(own_row, np.dtype(np.int32))
     address = llvm.ptrtoint(ops.i64(), scalar_address(index_reference(window, [chosen, 0])))
-    # Bytes from a word to where rows begin. Word 0 begins as many before.
-    behind = ops.bitwise_and(ops.cast_integer(address, ops.i32()), WORD - 1)
-    shift = ops.arith.subi(ops.i32_constant(8 * WORD), ops.multiply(behind, 8))
-    byte = ops.arith.subi(ops.multiply(own_word, WORD), behind)
+    byte = ops.multiply(own_place, unit)
+    if unit > size:
+        # Bytes from a word to where rows begin. Word 0 begins as many before.
+        behind = ops.bitwise_and(ops.cast_integer(address, ops.i32()), WORD - 1)
+        shift = ops.arith.subi(ops.i32_constant(8 * WORD), ops.multiply(behind, 8))
+        byte = ops.arith.subi(byte, behind)
     address = ops.add(address, ops.cast_integer(byte, ops.i64()))
     there = ops.arith.andi(
         ops.compare("sge", byte, 0),
-        ops.arith.cmpi(ops.arith.CmpIPredicate.sle, ops.add(byte, WORD), end),
+        ops.arith.cmpi(ops.arith.CmpIPredicate.sle, ops.add(byte, unit), end),
     )
     there = ops.arith.andi(there, ops.compare("ult", column, buffer.shape[-1]))
     for start, count in zip(starts[:-2], buffer.shape[:-2], strict=True):
@@ -226,10 +258,11 @@ def _store_words(
     row = ops.arith.select(there, row, ops.i32_constant(_NO_ROW))
     extent = min(buffer.shape[-2], _NO_ROW)
     read = access_addresses(ctx.launch, shared, plan)
+    letter = "h" if unit == 2 else "r"
     for first in range(0, len(plan.accesses), _TOGETHER):
         accesses = plan.accesses[first : first + _TOGETHER]
-        values = [ops.load(ops.i32(), read(access), alignment=WORD) for access in accesses]
-        if size < WORD:
+        values = [ops.load(kind, read(access), alignment=unit) for access in accesses]
+        if unit > size:
             values = [_behind_the_one_before(value, shift) for value in values]
         for access, value in zip(accesses, values, strict=True):
             below = access.parts[0][0] * step
@@ -238,13 +271,13 @@ def _store_words(
                 at, offset = ops.add(address, offset), 0
             ops.inline_assembly(
                 f"{{ .reg .pred p; .reg .b32 r; add.s32 r, $0, {below}; "
-                f"setp.lt.u32 p, r, {extent}; @p st.global.b32 [$1+{offset}], $2; }}",
-                "r,l,r,~{memory}",
+                f"setp.lt.u32 p, r, {extent}; @p st.global.b{8 * unit} [$1+{offset}], $2; }}",
+                f"r,l,{letter},~{{memory}}",
                 row,
                 at,
                 value,
             )
-    if size < WORD:
+    if unit > size:
         _store_ends(ctx, window, shared, end)
 
 

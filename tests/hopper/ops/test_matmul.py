@@ -366,8 +366,8 @@ def test_rest_of_the_tiles(shape, along, rest):
 def test_rows_that_the_copy_engine_cannot_read():
     """Products that take less time than copying their operands are left to XLA, epilogue included;
     all others, and any with a configuration, are not."""
-    a, b = random_matrix(1, (1, 70), BFLOAT16), random_matrix(2, (70, 1001), BFLOAT16)
-    bias = np.random.default_rng(3).standard_normal(1001)
+    a, b = random_matrix(1, (70, 3), BFLOAT16), random_matrix(2, (3, 71), BFLOAT16)
+    bias = np.random.default_rng(3).standard_normal(71)
     expected = np.maximum(a.astype(np.float64) @ b.astype(np.float64) + bias, 0)
     arrays = jnp.asarray(a), jnp.asarray(b), jnp.asarray(bias, jnp.float32)
 
@@ -381,6 +381,9 @@ def test_rows_that_the_copy_engine_cannot_read():
     assert [one.name for one in own] == ["matmul"]
     large = [jax.ShapeDtypeStruct(one, jnp.bfloat16) for one in ((16384, 8192), (8192, 8191))]
     assert len(pallasite.compile_all(matmul, *large, target="sm_90a")) == 1
+    row = [jax.ShapeDtypeStruct(one, jnp.bfloat16) for one in ((1, 4001), (4001, 3001))]
+    own = pallasite.compile_all(matmul, *row, target="sm_90a")
+    assert [one.name for one in own] == ["few_rows_matmul"]
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)

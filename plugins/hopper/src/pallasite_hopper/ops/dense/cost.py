@@ -62,8 +62,10 @@ class Rates:
       pad: bytes that XLA's copy of an operand to longer rows reads and writes in a nanosecond.
       copy: nanoseconds of the copy of an operand besides.
       stored: bytes of a result that lanes write in a nanosecond where the copy engine cannot.
+      stored_elements: the same where rows begin between words.
       store: nanoseconds of that besides.
       xla: operations of XLA's product in a nanosecond where rows along k are aligned, others not.
+      xla_elements: the same where the others begin between words.
       xla_unaligned: the same where rows along k are not aligned.
       xla_memory: bytes that it reads and writes in a nanosecond.
       xla_unaligned_memory: bytes of operands that it reads where rows along k are not aligned.
@@ -72,6 +74,8 @@ class Rates:
       xla_fill: nanoseconds for each element along k.
       xla_unaligned_fill: the same of unaligned rows, until ``xla_most_fill``.
       xla_most_fill: the most of that, since k is divided among blocks then.
+      xla_few, xla_short: up to so many rows, and elements along k, it reads as if these were
+        aligned.
       xla_vector: nanoseconds of its product of one row with a matrix, besides what follows.
       xla_vector_fill: of that, for each element along k.
       xla_vector_memory: bytes that it reads.
@@ -116,8 +120,10 @@ class Rates:
     pad: float
     copy: float
     stored: float
+    stored_elements: float
     store: float
     xla: float
+    xla_elements: float
     xla_unaligned: float
     xla_memory: float
     xla_unaligned_memory: float
@@ -126,6 +132,8 @@ class Rates:
     xla_fill: float
     xla_unaligned_fill: float
     xla_most_fill: float
+    xla_few: int
+    xla_short: int
     xla_vector: float
     xla_vector_fill: float
     xla_vector_memory: float
@@ -170,9 +178,11 @@ H200 = Rates(
     partial=3030.0,
     pad=3390.0,
     copy=1250.0,
-    stored=1150.0,
+    stored=4400.0,
+    stored_elements=1500.0,
     store=300.0,
     xla=494_000.0,
+    xla_elements=250_000.0,
     xla_unaligned=220_000.0,
     xla_memory=3460.0,
     xla_unaligned_memory=1026.0,
@@ -181,6 +191,8 @@ H200 = Rates(
     xla_fill=1.53,
     xla_unaligned_fill=7.14,
     xla_most_fill=4820.0,
+    xla_few=32,
+    xla_short=1000,
     xla_vector=890.0,
     xla_vector_fill=4.83,
     xla_vector_memory=3790.0,
@@ -193,10 +205,12 @@ on an H200 (2026-11), with nothing of the operands in the L2 cache (``benchmarks
 from rates that had been fitted to some 4,000 others. The standard deviation of the estimate is 7 %;
 what it chooses of the configurations that were measured takes 1.7 % more time than the fastest in
 the mean. ``least_step`` was found after that, by some 60 shapes more, as were the orders of tiles.
-With extents not divisible by 8 (jax 0.11.2): ``pad`` to ``store`` to the times of the kernels of 35
-shapes (``benchmarks/unaligned.py``); from ``xla`` on, but for the epilogue, to XLA's times of 63,
-operands in row order, within 15 %, five of which have one row, and two more one row that is
-divided."""
+With extents not divisible by 8 (jax 0.11.2): ``pad`` and ``copy`` to the times of the kernels of 35
+shapes (``benchmarks/unaligned.py``), ``stored`` to those of one large one, ``stored_elements`` of
+another (which was stored by words then); from ``xla`` on, but for the epilogue, to XLA's times of
+63, operands in row order, within 15 %, five of which have one row, and two more one row that is
+divided. ``xla_few`` and ``xla_short``: to those of 43 more of up to 32 rows, which are 11 % off in
+the mean with them and 22 % without."""
 
 _LINE = 128
 """Bytes of a line of the L2 cache."""

@@ -49,19 +49,6 @@ class FewRowsConfig:
     together: int = 4
 
 
-def applies(problem: MatmulProblem) -> bool:
-    """Whether the kernel is there for a product: of 16-bit floats, the matrix in row order."""
-    return (
-        problem.size == 2
-        and problem.dtype_a == problem.dtype_b
-        and jnp.issubdtype(problem.dtype_b, jnp.floating)
-        and problem.accumulator == jnp.float32
-        and not problem.transpose_b
-        and (not problem.transpose_a or problem.m == 1)
-        and problem.n >= VECTOR
-    )
-
-
 def build(
     problem: MatmulProblem, config: FewRowsConfig, epilogue: Epilogue
 ) -> Callable[..., jax.Array]:

@@ -18,6 +18,8 @@ from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.cost import Sizes
 from pallasite_hopper.ops.dense.direct import DirectConfig
 from pallasite_hopper.ops.dense.direct import build as build_direct
+from pallasite_hopper.ops.dense.few_rows import FewRowsConfig
+from pallasite_hopper.ops.dense.few_rows import build as build_few_rows
 from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build, resident_clusters
 from pallasite_hopper.ops.dense.unaligned import left_to_xla, without_copies
 from pallasite_std.api import (
@@ -52,15 +54,18 @@ def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array
     if call.config is None:
         direct = _without_copies(problem, call.epilogue)
         if direct is not None:
-            return _direct(problem, direct, call.epilogue)(a, b, *map(jnp.atleast_1d, extras))
+            kernel = _few_rows if isinstance(direct, FewRowsConfig) else _direct
+            return kernel(problem, direct, call.epilogue)(a, b, *map(jnp.atleast_1d, extras))
         if _left_to_xla(problem, call.epilogue):
             return _by_xla(problem, call.epilogue, a, b, extras)
     config = call.config or _choose(problem, call.epilogue, a, b, extras)
     return _run(problem, call.epilogue, config, a, b, extras)
 
 
-def _without_copies(problem: MatmulProblem, epilogue: Epilogue) -> DirectConfig | None:
-    """The configuration of the kernel that loads any rows, if it is the fastest."""
+def _without_copies(
+    problem: MatmulProblem, epilogue: Epilogue
+) -> DirectConfig | FewRowsConfig | None:
+    """The configuration of a kernel that loads any rows, if it is the fastest."""
     if problem.accumulator not in (np.float32, np.int32):
         return None
     xla = _xla_multiplies(problem)
@@ -270,3 +275,4 @@ def _most_steps(
 
 _kernel = functools.lru_cache(maxsize=256)(build)
 _direct = functools.lru_cache(maxsize=256)(build_direct)
+_few_rows = functools.lru_cache(maxsize=256)(build_few_rows)

@@ -1,27 +1,32 @@
 """GEMM whose rows are no multiples of 16 bytes, which the copy engine cannot read or write.
 
 The kernel with copies by that engine needs operands with longer rows, to which XLA copies them,
-and stores results by vectors; another one loads any rows word by word, which pays where few rows or
-columns are multiplied; XLA has kernels that read any rows, at a lower rate. Which way takes the
-least time is estimated from what is calculated and moved.
+and stores results by words; another one loads any rows word by word, which pays where few rows or
+columns are multiplied, and one for very few rows loads vectors; XLA has kernels that read any rows,
+at a lower rate. Which way takes the least time is estimated from what is calculated and moved.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+from pallasite_hopper.matrix.odd_rows import WORD
 from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.cost import H200, Rates, Sizes, nanoseconds
 from pallasite_hopper.ops.dense.direct import DirectConfig
 from pallasite_hopper.ops.dense.direct_choice import direct_config
+from pallasite_hopper.ops.dense.few_rows import FewRowsConfig
+from pallasite_hopper.ops.dense.few_rows_choice import few_rows_config
 from pallasite_std.api import padded_columns
 
 _LEAST_GAIN = 0.15
-"""Of the kernel without copies, by the estimates, which are off by about as much."""
+"""Of the kernel that loads words, by the estimates, which are off by about as much."""
 
 
-def without_copies(sizes: Sizes, *, plain: bool = True, xla: bool = True) -> DirectConfig | None:
-    """The configuration of the kernel that loads any rows, where it takes the least time.
+def without_copies(
+    sizes: Sizes, *, plain: bool = True, xla: bool = True
+) -> DirectConfig | FewRowsConfig | None:
+    """The configuration of a kernel that loads any rows, where it takes the least time.
 
     Args:
       sizes: of the product, with the order of its operands.
@@ -30,14 +35,18 @@ def without_copies(sizes: Sizes, *, plain: bool = True, xla: bool = True) -> Dir
     """
     if 0 in (sizes.m, sizes.n, sizes.k) or not any(_copied(sizes)):
         return None
-    direct = direct_config(sizes)
-    if direct is None:
-        return None
-    config, time = direct
     others = [nanoseconds_with_copies(sizes)]
     if xla:
         others.append(nanoseconds_by_xla(sizes, plain=plain))
-    return config if time < (1 - _LEAST_GAIN) * min(others) else None
+    ways: list[tuple[float, DirectConfig | FewRowsConfig]] = []
+    if (direct := direct_config(sizes)) is not None:
+        ways.append((direct[1] / (1 - _LEAST_GAIN), direct[0]))
+    if (few := few_rows_config(sizes)) is not None:
+        ways.append((few[1], few[0]))
+    if not ways:
+        return None
+    time, config = min(ways, key=lambda way: way[0])
+    return config if time < min(others) else None
 
 
 def left_to_xla(sizes: Sizes, *, plain: bool = True) -> bool:
@@ -61,7 +70,9 @@ def nanoseconds_with_copies(sizes: Sizes, rates: Rates = H200) -> float:
     for copied, extent in ((copied_a, sizes.m), (copied_b, sizes.n)):
         time += (rates.copy + 2 * extent * sizes.k * sizes.size / rates.pad) * copied
     if copied_out and config.parts == 1:
-        time += rates.store + sizes.m * sizes.n * sizes.out_size / rates.stored
+        words = sizes.n * sizes.out_size % WORD == 0
+        stored = rates.stored if words else rates.stored_elements
+        time += rates.store + sizes.m * sizes.n * sizes.out_size / stored
     return time
 
 
@@ -82,9 +93,13 @@ def nanoseconds_by_xla(sizes: Sizes, *, plain: bool = True, rates: Rates = H200)
     slow = sizes.transpose_a or _unaligned(k, sizes.size)
     if slow:
         fill = min(rates.xla_unaligned_fill * k, rates.xla_most_fill)
-        calculated, moved = rates.xla_unaligned, rates.xla_unaligned_memory
+        short = m <= rates.xla_few and k <= rates.xla_short
+        calculated = rates.xla_unaligned
+        moved = rates.xla_memory if short else rates.xla_unaligned_memory
     else:
-        fill, calculated, moved = rates.xla_fill * k, rates.xla, rates.xla_memory
+        fill, moved = rates.xla_fill * k, rates.xla_memory
+        words = sizes.transpose_b or n * sizes.size % WORD == 0
+        calculated = rates.xla if words else rates.xla_elements
     time = rates.xla_launch + fill + 2 * m * n * k / calculated + read / moved
     return time + written / rates.xla_memory + epilogue
 
