@@ -143,6 +143,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "gradients of narrow rows by tiles": ((folding_tiles, "TILED", True),),
     "gradients with products and sums in one": ((norm_kernels, "CONTRACTED", True),),
     "smaller tiles": ((elementwise, "ELEMENTS", 8),),
+    "segments of shorter rows": ((segments, "LEAST_COLUMNS", 1 << 13),),
     "no segments": ((segments, "LEAST_COLUMNS", 1 << 40),),
 }
 """What is changed in modules."""
