@@ -117,6 +117,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (norm_kernels, "ONE_PASS_NEAR", True),
         (shared, "_CHUNK", 8 * tiling.LANES),
     ),
+    "weights after reductions": ((norm_kernels, "EARLY", 0),),
     "moments in one pass": ((norm_kernels, "ONE_PASS", True),),
     "registers as they come": ((kernel, "BESIDES", None),),
     "products and sums apart": ((norm_kernels, "parameters", _plain),),

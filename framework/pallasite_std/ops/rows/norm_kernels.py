@@ -115,6 +115,9 @@ def forward(
         # With products and sums in one instruction, that took 1.00 to 1.07 of the time.
         params = plgpu.CompilerParams()
     tiling = row_tiling(rows, columns, size_of(dtype), registers)
+    # If all blocks are resident at once, nothing else hides what fetching the weight takes.
+    one_wave = -(-rows // tiling.height) * tiling.threads <= EARLY * multiprocessors
+    early_vectors = tiling.resident and one_wave
 
     def body(block: Rows, x: Any, *refs: Any) -> Work:
         operands = list(refs)
@@ -125,6 +128,10 @@ def forward(
         scales = operands.pop(0) if norm.quantized is not None else None
         summed = operands.pop(0) if norm.residual else None
         saved = operands
+
+        if early_vectors and not block.staged:
+            place = pl.ds(block.resident.first, block.resident.width)
+            block.held |= {id(one): one[place] for one in (weight, bias) if one is not None}
 
         def add(chunk: Chunk) -> Any:
             # What is normalised is what others read: the rounded sum.
@@ -259,6 +266,9 @@ def forward(
         params, vectors, most_held=most_held,
     )  # fmt: skip
 
+
+EARLY = 8
+"""Warpgroups of a multiprocessor up to which weight and bias are fetched before rows are reduced."""
 
 ALL_CONTRACTED = False
 """Whether layer norms of rows that begin within vectors have products and sums in one instruction,
