@@ -32,8 +32,13 @@ from pallasite_hopper.ops.ragged.config import default_config
 LARGEST_ERROR = 1e-2
 MOST_FLOPS = 8e11
 LEAST_ROWS, MOST_ELEMENTS = 2048, 1 << 30
-TILES = ((128, 256, "m"), (128, 256, "n"), (256, 128, "m"), (128, 192, "m"))
-BANDS = (4, 8, 16)
+TILES = (  # tile_m, tile_n, split, epilogue_buffers
+    (128, 256, "m", 2),
+    (128, 256, "n", 1),
+    (128, 256, "m", 1),
+    (256, 128, "m", 1),
+)
+BANDS = (8, 16)
 HALVES = (False, True)
 
 
@@ -89,11 +94,12 @@ def listed(case: Case) -> list[RaggedConfig]:
     """What is measured besides the library's choice."""
     default = default_config(-(-case.rows // case.groups), case.n, 2)
     every = [
-        RaggedConfig(tile_m=m, tile_n=n, split=split, band=band, halves=halves).filled(2)
-        for m, n, split in TILES
+        RaggedConfig(
+            tile_m=m, tile_n=n, split=split, epilogue_buffers=buffers, band=band, halves=halves
+        ).filled(2)
+        for m, n, split, buffers in TILES
         for band in BANDS
         for halves in HALVES
-        if not halves or n % 128 == 0
     ]
     return [one for one in dict.fromkeys(every) if one != default]
 
@@ -162,7 +168,7 @@ def ready(case: Case) -> Callable[[], Measured]:
 def describe(config: RaggedConfig) -> str:
     """Of what differs among those that are listed."""
     found = f"{config.tile_m}x{config.tile_n} halved along {config.split}, bands of {config.band}"
-    found += f", {config.stages} stages"
+    found += f", {config.stages} stages, {config.epilogue_buffers} buffers"
     return found + (", halves" if config.halves else "")
 
 

@@ -17,7 +17,7 @@ def test_case_on_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gemm_times, "in_random_order", once)
     monkeypatch.setattr(gemm_times, "READ_BETWEEN", 64)
-    monkeypatch.setattr(ragged_shapes, "TILES", ((128, 256, "n"),))
+    monkeypatch.setattr(ragged_shapes, "TILES", ((128, 256, "n", 1),))
     monkeypatch.setattr(ragged_shapes, "BANDS", (4,))
     monkeypatch.setattr(ragged_shapes, "HALVES", (True,))
     case = Case(200, 256, 64, 3)

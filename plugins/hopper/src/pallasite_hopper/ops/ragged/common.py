@@ -20,9 +20,6 @@ COMPUTE = 2
 MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
 """Registers of a lane after reallocation: 168 for each of 384 lanes, reallocated."""
 
-STAGING = 2
-"""Buffers for results of each warpgroup."""
-
 BLOCK = 16
 """Rows of a result that are written at a time."""
 
@@ -72,7 +69,8 @@ class Stages:
 
 def staging(config: RaggedConfig, dtype: Any) -> Any:
     """Buffers through which :func:`write` writes, those of a warpgroup one after the other."""
-    return plgpu.SMEM((COMPUTE * STAGING, config.warpgroup_m, config.epilogue_n), dtype)
+    count = COMPUTE * config.epilogue_buffers
+    return plgpu.SMEM((count, config.warpgroup_m, config.epilogue_n), dtype)
 
 
 def write(
@@ -94,13 +92,13 @@ def write(
         and single rows: the copy engine's boxes have fixed sizes, and the launcher passes two of
         them for an array.
     """
-    width, total = config.epilogue_n, values.shape[0]
+    width, total, count = config.epilogue_n, values.shape[0], config.epilogue_buffers
     for part in range(values.shape[1] // width):
-        buffer = buffers.at[part % STAGING]
+        buffer = buffers.at[part % count]
         if total < config.warpgroup_m:
             buffer = buffer.at[pl.ds(0, total)]
         # The first buffer may be that of the last part of another tile.
-        in_flight = STAGING - 1 if part else 0
+        in_flight = count - 1 if part else 0
         plgpu.wait_smem_to_gmem(in_flight, wait_read_only=True)
         buffer[...] = values[:, part * width : (part + 1) * width].astype(buffer.dtype)
         plgpu.commit_smem()

@@ -29,6 +29,7 @@ class RaggedConfig:
       band: so many tiles along m are visited for each tile along n, so that what neighbours read
         stays in the L2 cache.
       epilogue_n: columns that are written at a time.
+      epilogue_buffers: buffers for them, for each warpgroup.
       halves: whether the last tile of a group is half as high if it has so few rows: then the
         warpgroups halve its columns, and two such tiles are a unit of work. Of ``ragged_matmul``.
     """
@@ -40,6 +41,7 @@ class RaggedConfig:
     split: str = "m"
     band: int = 8
     epilogue_n: int = 64
+    epilogue_buffers: int = 2
     halves: bool = False
 
     def __post_init__(self) -> None:
@@ -53,6 +55,7 @@ class RaggedConfig:
         self._require(self.band >= 1, "band", "at least 1")
         divides = self.epilogue_n in (32, 64) and self.warpgroup_n % self.epilogue_n == 0
         self._require(divides, "epilogue_n", "32 or 64, a divisor of a warpgroup's columns")
+        self._require(self.epilogue_buffers > 0, "epilogue_buffers", "at least 1")
         fits = self.tile_m % 128 == 0 and self.tile_n % (2 * self.epilogue_n) == 0
         self._require(fits or not self.halves, "halves", "tiles that can be halved either way")
 
@@ -75,7 +78,7 @@ class RaggedConfig:
     def shared_bytes(self, out_size: int) -> int:
         """Shared memory that the kernel takes, with results of ``out_size`` bytes."""
         step = (self.tile_m + self.tile_n) * self.tile_k * _SIZE
-        staging = 2 * 2 * self.warpgroup_m * self.epilogue_n * out_size
+        staging = 2 * self.epilogue_buffers * self.warpgroup_m * self.epilogue_n * out_size
         return self.stages * step + staging + _RESERVE
 
     def filled(self, out_size: int) -> RaggedConfig:

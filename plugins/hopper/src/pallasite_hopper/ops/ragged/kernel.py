@@ -27,7 +27,6 @@ from pallasite import gpu as plgpu
 from pallasite_hopper.ops.ragged.common import (
     COMPUTE,
     PARAMS,
-    STAGING,
     Stages,
     roles,
     staging,
@@ -366,7 +365,8 @@ class _Loop:
         stages: Stages,
     ) -> None:
         config, problem = self.config, self.problem
-        buffers = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
+        count = config.epilogue_buffers
+        buffers = out_smem.at[pl.ds(warpgroup * count, count)]
 
         def own(height: int, width: int) -> tuple[Any, Any, int, int]:
             """A warpgroup's part of a tile: its first row and column, its rows and columns."""

@@ -21,7 +21,6 @@ from pallasite import gpu as plgpu
 from pallasite_hopper.ops.ragged.common import (
     COMPUTE,
     PARAMS,
-    STAGING,
     Stages,
     roles,
     staging,
@@ -212,7 +211,8 @@ class _Loop:
         wm, wn = config.warpgroup_m, config.warpgroup_n
         row = warpgroup * wm if config.split == "m" else jnp.int32(0)
         column = warpgroup * wn if config.split == "n" else jnp.int32(0)
-        buffers = out_smem.at[pl.ds(warpgroup * STAGING, STAGING)]
+        count = config.epilogue_buffers
+        buffers = out_smem.at[pl.ds(warpgroup * count, count)]
 
         def clear(stage: Any, limit: Any) -> None:
             """Zeros from the row ``limit`` on; warpgroups take the strips round-robin."""
