@@ -268,7 +268,7 @@ def forward(
 
 
 EARLY = 8
-"""Warpgroups of a multiprocessor up to which weight and bias are fetched before rows are reduced."""
+"""Warpgroups of a multiprocessor up to which weight and bias are fetched before a reduction."""
 
 ALL_CONTRACTED = False
 """Whether layer norms of rows that begin within vectors have products and sums in one instruction,
