@@ -20,6 +20,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import gemm_shapes
 import gemm_times
@@ -31,7 +32,14 @@ import side_by_side
 import timing
 
 from pallasite_hopper.ops import matmul
-from pallasite_hopper.ops.dense import direct_choice, few_rows, few_rows_choice, unaligned
+from pallasite_hopper.ops.dense import (
+    direct_choice,
+    few_rows,
+    few_rows_choice,
+    padding,
+    run,
+    unaligned,
+)
 from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.cost import Sizes
 from pallasite_hopper.ops.dense.direct import DirectConfig, build
@@ -58,6 +66,8 @@ class Shape:
     k: int
     transpose_a: bool
     transpose_b: bool
+    others: bool = True
+    """Whether kernels without copies are measured, too."""
 
     def __str__(self) -> str:
         order = "".join("T" if one else "N" for one in (self.transpose_a, self.transpose_b))
@@ -117,6 +127,12 @@ def listed_few_rows(sizes: Sizes) -> list[FewRowsConfig]:
     return list(dict.fromkeys([*ordered[:2], *some]))
 
 
+def copied_by_lanes(*operands: Any, **options: Any) -> Any:
+    """Our kernel with copies of the operands by a kernel of ours instead of XLA's."""
+    with mock.patch.object(run, "aligned", padding.aligned):
+        return matmul(*operands, **options)
+
+
 def ways(shape: Shape) -> tuple[dict[str, Callable[..., Any]], dict[str, float]]:
     """Functions of the operands, by name, and estimates of microseconds."""
     sizes = shape.sizes
@@ -126,11 +142,15 @@ def ways(shape: Shape) -> tuple[dict[str, Callable[..., Any]], dict[str, float]]
         "xla": shape.product,
         "ours": functools.partial(matmul, **options),
         "copies": functools.partial(matmul, config=config, **options),
+        "copies by lanes": functools.partial(copied_by_lanes, config=config, **options),
     }
     estimates = {
         "xla": unaligned.nanoseconds_by_xla(sizes) / 1e3,
         "copies": unaligned.nanoseconds_with_copies(sizes) / 1e3,
+        "copies by lanes": unaligned.nanoseconds_with_copies(sizes) / 1e3,
     }
+    if not shape.others:
+        return found, estimates
     problem = MatmulProblem(
         m=shape.m,
         n=shape.n,
@@ -225,7 +245,10 @@ def shapes(
 
 def show(shape: Shape, row: Measured) -> str:
     """A line about a shape."""
-    text = ", ".join(f"{name} {row.times[name]:.1f}" for name in ("xla", "torch", "copies", "ours"))
+    text = ", ".join(
+        f"{name} {row.times[name]:.1f}"
+        for name in ("xla", "torch", "copies", "copies by lanes", "ours")
+    )
     for kind, title in (("DirectConfig", "without copies"), ("FewRowsConfig", "few rows")):
         times = {name: time for name, time in row.times.items() if name.startswith(kind)}
         best = min(times, key=lambda name: times[name], default=None)
@@ -240,12 +263,14 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=gemm_shapes.MOST_TOKENS, help="at most")
     some = "extents that are no multiples of 8, or those of programs, too"
     parser.add_argument("--kind", choices=["odd", "any"], default="odd", help=some)
+    parser.add_argument("--copies", action="store_true", help="only ways with copies, and rivals'")
     side_by_side.hold_option(parser)
     arguments = parser.parse_args()
     print(harness.machine())
+    drawn = shapes(arguments.seed, arguments.count, arguments.rows, arguments.kind)
     cases = side_by_side.prepared(
         ready,
-        shapes(arguments.seed, arguments.count, arguments.rows, arguments.kind),
+        [dataclasses.replace(one, others=not arguments.copies) for one in drawn],
         arguments.processes,
         arguments.seconds,
         arguments.hold,

@@ -68,10 +68,10 @@ def pallasite_memory_spaces() -> list[MemorySpace]:
 @hookimpl
 def pallasite_lowering_rules() -> list[LoweringRule]:
     """Rules of the plugin's primitives."""
-    from pallasite_hopper.matrix import aligned_rows, odd_rows, row_copies
+    from pallasite_hopper.matrix import aligned_rows, odd_rows, padded_rows, row_copies
     from pallasite_hopper.matrix import rules as matrix
 
-    modules = (aligned_rows, odd_rows, row_copies)
+    modules = (aligned_rows, odd_rows, padded_rows, row_copies)
     others = [rule for one in modules for rule in one.rules.lowering_rules]
     return [*matrix.rules.lowering_rules, *others]
 
@@ -121,9 +121,9 @@ def pallasite_layouts() -> tuple[NamedLayout, ...]:
 @hookimpl
 def pallasite_inference_rules() -> list[InferenceRule]:
     """Which layouts the plugin's primitives ask for where the program leaves them open."""
-    from pallasite_hopper.matrix import aligned_rows, inference, odd_rows, row_copies
+    from pallasite_hopper.matrix import aligned_rows, inference, odd_rows, padded_rows, row_copies
 
-    modules = (aligned_rows, odd_rows, row_copies)
+    modules = (aligned_rows, odd_rows, padded_rows, row_copies)
     others = [rule for one in modules for rule in one.rules.inference_rules]
     return [*inference.rules.inference_rules, *others]
 
