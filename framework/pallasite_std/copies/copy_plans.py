@@ -13,6 +13,7 @@ from pallasite.plugin.lowering import RuleContext
 from pallasite_std.copies import bulk_copies as bulk
 from pallasite_std.copies import tensor_copies as tma
 from pallasite_std.copies.tensor_map_types import reduction_operator
+from pallasite_std.memory.proxies import acquire_stores
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.primitives.copy_options import OOBFillMode
 
@@ -56,6 +57,7 @@ def tensor_load(
     copy = tma.plan_copy(ctx, source, destination.layout, blocks=blocks)
 
     def issue(barrier: ir.Value) -> None:
+        acquire_stores(ctx, source)
         tma.issue_load(
             ctx, copy, destination, barrier, collective=dimensions, evict_first=evict_first
         )
@@ -101,7 +103,12 @@ def plan_load(
                         " oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS"
                     )
                 raise
-    return Load(run.size, functools.partial(bulk.issue_load, ctx, run))
+
+    def issue(barrier: ir.Value) -> None:
+        acquire_stores(ctx, source)
+        bulk.issue_load(ctx, run, barrier)
+
+    return Load(run.size, issue)
 
 
 def plan_store(
@@ -124,6 +131,14 @@ def plan_store(
     Raises:
       InvalidValueError: what no instruction can do.
     """
+
+    def after_stores(store: Callable[[], None]) -> Callable[[], None]:
+        def issue() -> None:
+            acquire_stores(ctx, destination)
+            store()
+
+        return issue
+
     run = None if reduction is not None else bulk.plan(destination, source)
     # Elsewhere, a tensor map takes more than to see what lies outside.
     if run is None or (run.may_leave and destination.peer is None):
@@ -134,11 +149,11 @@ def plan_store(
             operator = None
             if reduction is not None:
                 operator = reduction_operator(reduction, str(source.dtype))
-            return functools.partial(tma.issue_store, ctx, copy, source, operator)
+            return after_stores(functools.partial(tma.issue_store, ctx, copy, source, operator))
         except InvalidValueError:
             if run is None:
                 raise
-    return functools.partial(bulk.issue_store, ctx, run)
+    return after_stores(functools.partial(bulk.issue_store, ctx, run))
 
 
 def _check_beginning(destination: MemoryReference) -> None:

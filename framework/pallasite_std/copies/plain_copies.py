@@ -27,6 +27,7 @@ from pallasite_std.copies.tensor_copies import start_value
 from pallasite_std.copies.tensor_map_types import MAXIMUM_BOX
 from pallasite_std.memory.access import AccessPlan, plan_access
 from pallasite_std.memory.padding import load_where
+from pallasite_std.memory.proxies import note_store
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.references import index_reference
 from pallasite_std.memory.transfers import access_addresses, scalar_address
@@ -94,6 +95,7 @@ def copy_to_shared(ctx: RuleContext, window: MemoryReference, shared: MemoryRefe
 
 def copy_to_global(ctx: RuleContext, shared: MemoryReference, window: MemoryReference) -> None:
     """Copies to a window of a kernel argument, except for what lies outside of the array."""
+    note_store(ctx, window)
     kind = types.memory_type(shared.dtype)
     size = shared.element_bits // 8
     if _has_vectors(window, shared):

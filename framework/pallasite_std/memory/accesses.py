@@ -19,6 +19,7 @@ from pallasite.plugin.layouts import Layout, RegisterLayout
 from pallasite.plugin.lowering import Allocation, RegisterArray, RuleContext, Value, buffer_bytes
 from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.overwrites import lanes_of, order_store
+from pallasite_std.memory.proxies import note_store
 from pallasite_std.memory.reference_types import (
     MemoryReference,
     default_layout,
@@ -81,6 +82,7 @@ def orders_stores(ctx: RuleContext, memory: MemoryReference) -> bool:
     Memory that the kernel never reads needs none. In warpgroup semantics, the barriers that shared
     memory needs are part of the plan.
     """
+    note_store(ctx, memory)
     if not ctx.auto_barriers:
         return memory.ordered
     if not memory.space.is_shared:

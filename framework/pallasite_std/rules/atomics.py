@@ -22,6 +22,7 @@ from pallasite_std.memory.accesses import require_scalar
 from pallasite_std.memory.array_indices import split_reference, write_at
 from pallasite_std.memory.elements import once_per_element
 from pallasite_std.memory.padding import where_elements
+from pallasite_std.memory.proxies import note_store
 from pallasite_std.memory.reference_types import MemoryReference, default_layout, fits_memory
 from pallasite_std.memory.relayout import relayout
 from pallasite_std.memory.transfers import access_addresses, check_window, scalar_address
@@ -120,6 +121,7 @@ def _atomic(ctx: RuleContext, *operands: Value, args_tree: Any, operation: str) 
     check_dtype(value, memory.dtype, "the value and the reference differ in dtype")
     require_scalar(ctx, memory.shape, "updates")
     check_window(memory)
+    note_store(ctx, memory)
     if ctx.auto_barriers:
         ctx.synchronize()
     if memory.layout.size == 1:

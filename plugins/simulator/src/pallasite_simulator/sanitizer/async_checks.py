@@ -230,6 +230,9 @@ class AsyncChecks:
             time = state.time + what.writes
             self._check(what, offsets, size, Accessor(codes, known, lanes, time))
             return
+        if space == "global":
+            rows = self.ordering.rows_of_global(state.firsts, state.rows)
+            state = dataclasses.replace(state, rows=rows)
         parts = np.zeros(len(offsets), np.int64)
         if len(state.names) > 1:
             parts = self._parts(operation, state, lanes)

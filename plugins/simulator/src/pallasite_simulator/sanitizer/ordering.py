@@ -70,6 +70,8 @@ class Ordering:
         self._seen: dict[int, dict[int, Mapping[int, int]]] = {}
         # By lane: what its fences for mbarriers published.
         self._initialized: dict[int, int] = {}
+        # By lane: what it knew at its last fence for global memory.
+        self._global: Array = np.zeros(wave.lane_count, np.int64)
         launch.hold(self.roots)
 
     def roots(self) -> Iterable[int]:
@@ -84,6 +86,7 @@ class Ordering:
             for known in seen.values():
                 yield from known.values()
         yield from self._initialized.values()
+        yield from (int(row) for row in np.unique(self._global))
 
     # Rows -----------------------------------------------------------------------------------------
 
@@ -340,9 +343,14 @@ class Ordering:
 
     # Fences ---------------------------------------------------------------------------------------
 
-    def proxy_fence(self, lanes: Array) -> None:
-        """What the lanes did and know is visible to the asynchronous proxy too."""
+    def proxy_fence(self, lanes: Array, *, only_global: bool = False) -> None:
+        """What the lanes did and know is visible to the asynchronous proxy too; of global memory
+        only, what they know is so to copies that they begin themselves."""
         self.fenced[lanes] = self.clocks.time
+        if only_global:
+            known, inverse = np.unique(self.rows[lanes], return_inverse=True)
+            self._global[lanes] = np.array([self.clocks.fence(int(one)) for one in known])[inverse]
+            return
         if self.copied is not None and self.copies_fenced is not None:
             self.copies_fenced[lanes] = self.copied[lanes]
         before = self.rows_of(lanes)
@@ -353,6 +361,13 @@ class Ordering:
             return
         distinct, inverse = np.unique(before, return_inverse=True)
         self._set(lanes, np.array([self.clocks.fence(int(one)) for one in distinct])[inverse])
+
+    def rows_of_global(self, lanes: Array, rows: Array) -> Array:
+        """Rows of copies of global memory that lanes begin, with what fences made visible."""
+        if not self._global[lanes].any():
+            return rows
+        pairs = zip(rows.tolist(), self._global[lanes].tolist(), strict=True)
+        return np.array([self.clocks.join(row, known) for row, known in pairs])
 
     def fence(self, lanes: Array, scope: str) -> None:
         """A fence makes later relaxed writes release, and earlier relaxed reads acquire, for those
