@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pallasite_std.memory.matrix_starts import MatrixStep as MatrixStep
     from pallasite_std.memory.matrix_starts import check_matrix_starts as check_matrix_starts
     from pallasite_std.memory.places import places_of as places_of
+    from pallasite_std.memory.proxies import acquire_stores as acquire_stores
     from pallasite_std.memory.reference_types import DynamicOffset as DynamicOffset
     from pallasite_std.memory.reference_types import Elsewhere as Elsewhere
     from pallasite_std.memory.reference_types import MemoryReference as MemoryReference
@@ -143,6 +144,7 @@ _NAMES = {
     "memory.divisibility": ("known_divisor",),
     "memory.matrix_starts": ("MatrixStep", "check_matrix_starts"),
     "memory.places": ("places_of",),
+    "memory.proxies": ("acquire_stores",),
     "memory.reference_types": ("DynamicOffset", "Elsewhere", "MemoryReference"),
     "memory.references": ("index_reference",),
     "memory.regions": ("MemoryRegion", "memory_region"),

@@ -380,8 +380,32 @@ def test_bulk_load_of_what_the_kernel_wrote():
     z = np.zeros_like(y)
     assert run(body.format(fence="fence.proxy.async.global;"), y, z) == ""
     np.testing.assert_array_equal(z, np.arange(127, -1, -1))
-    message = run(body.format(fence=""), *input_and_output())
-    assert kinds(message) == ["missing fence.proxy.async in global memory"]
+    for other in ("", "fence.proxy.async.shared::cta;"):
+        message = run(body.format(fence=other), *input_and_output())
+        assert kinds(message) == ["missing fence.proxy.async in global memory"]
+
+
+def test_the_lane_that_copies_may_have_the_fence_for_global_memory():
+    """It is none for shared memory, of which other lanes wrote what is stored."""
+    start = "@%leader mbarrier.arrive.expect_tx"
+    assert start in THROUGH_GLOBAL
+    fenced = THROUGH_GLOBAL.replace(start, "@%leader fence.proxy.async.global;\n" + start)
+    body = fenced.format(fence="") + LOAD + wait() + READ + STORE
+    _, y = input_and_output()
+    z = np.zeros_like(y)
+    assert run(body, y, z) == ""
+    np.testing.assert_array_equal(z, np.arange(127, -1, -1))
+    only_shared = """
+st.shared.b32 [%a], %t;
+bar.sync 0;
+@!%leader bra END;
+fence.proxy.async.global;
+cp.async.bulk.global.shared::cta.bulk_group [%array0], [%data], 512;
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+END:
+"""
+    assert kinds(run(only_shared, *input_and_output())) == [FENCE]
 
 
 HAND_OVER = """

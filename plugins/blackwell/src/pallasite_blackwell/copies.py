@@ -22,6 +22,7 @@ from pallasite_std.api import (
     CopyPartition,
     MemoryReference,
     Partitioned,
+    acquire_stores,
     copy_gmem_to_smem_p,
     index_reference,
 )
@@ -86,6 +87,7 @@ def _copy_gmem_to_smem(ctx: RuleContext, *operands: Value, **params: Any) -> Seq
         results=[ops.i32()],
     )
     with ops.when(leader if wanted is None else ops.arith.andi(leader, wanted)):
+        acquire_stores(ctx, source)
         tma.issue_load(
             ctx,
             copy,

@@ -37,6 +37,7 @@ from pallasite.plugin.lowering import (
 from pallasite_blackwell.targets import targets_with
 from pallasite_std.api import (
     MemoryReference,
+    acquire_stores,
     copy_gmem_to_smem_p,
     copy_smem_to_gmem_p,
     element_code,
@@ -269,6 +270,7 @@ def _gather(
     with ops.when(ctx.leader):
         copies.expect(ctx, selected, size)
     with ops.when(ops.arith.andi(_issuers(ctx, copy), wanted)):
+        acquire_stores(ctx, resolve(ctx, _parts(source)[0], pointer=False))
         copy.issue(
             ctx,
             "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4"
@@ -296,6 +298,7 @@ def _scatter(
     if predicate is not None:
         issuers = ops.arith.andi(issuers, ctx.scalar(predicate))
     with ops.when(issuers):
+        acquire_stores(ctx, resolve(ctx, _parts(destination)[0], pointer=False))
         copy.issue(
             ctx,
             "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group"

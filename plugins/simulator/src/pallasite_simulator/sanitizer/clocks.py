@@ -36,6 +36,8 @@ class Clocks:
     Attributes:
       threads: columns of threads.
       time: the number of the last event.
+      global_fence: that of the last event before any fence between accesses of global memory and
+        the asynchronous proxy.
       generic: rows by columns: up to which event it is known what a column did.
       fenced: the same, as far as it is visible to the asynchronous proxy too.
       floor: for each row: all events up to this one are known, whoever did them.
@@ -50,6 +52,7 @@ class Clocks:
         self.copies = copies
         self.fixed = threads * (2 if copies else 1)
         self.time = 0
+        self.global_fence = 0
         width = self.fixed + _COLUMNS_MORE
         self.generic: Array = np.zeros((64, width), np.int32)
         self.fenced: Array = np.zeros((64, width), np.int32)

@@ -151,6 +151,9 @@ class History:
         table = clocks.fenced if visible else clocks.generic
         times = entries.times(picked)
         bad = (table[rows][columns] if isinstance(rows, int) else table[rows, columns]) < times
+        if visible and operation.space == "global":
+            # A fence for shared memory is none for this one.
+            bad |= (times > clocks.global_fence) & (columns < clocks.threads)
         if reads and bad.any():
             bad &= ~self._over(columns, times, rows)
         foreign = None

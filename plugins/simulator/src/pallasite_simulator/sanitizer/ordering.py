@@ -343,11 +343,13 @@ class Ordering:
 
     # Fences ---------------------------------------------------------------------------------------
 
-    def proxy_fence(self, lanes: Array, *, only_global: bool = False) -> None:
+    def proxy_fence(self, lanes: Array, kind: str) -> None:
         """What the lanes did and know is visible to the asynchronous proxy too; of global memory
         only, what they know is so to copies that they begin themselves."""
         self.fenced[lanes] = self.clocks.time
-        if only_global:
+        if kind in ("async", "async.global"):
+            self.clocks.global_fence = self.clocks.time
+        if kind == "async.global":
             known, inverse = np.unique(self.rows[lanes], return_inverse=True)
             self._global[lanes] = np.array([self.clocks.fence(int(one)) for one in known])[inverse]
             return

@@ -215,7 +215,7 @@ class WaveSanitizer(Observer):
 
     def proxy_fence(self, lanes: Array, kind: str) -> None:
         if self._synchronizes and kind.startswith("async"):
-            self._ordering.proxy_fence(lanes, only_global=kind == "async.global")
+            self._ordering.proxy_fence(lanes, kind)
 
     def fence(self, lanes: Array, semantics: str, scope: str) -> None:
         if not self._synchronizes:
