@@ -37,6 +37,10 @@ _PROXY = (
     "fence.proxy.async by the threads that wrote, then a barrier, before the asynchronous operation"
     " (in Pallas: plgpu.commit_smem())"
 )
+_PROXY_OF_GLOBAL = (
+    "fence.proxy.async or fence.proxy.async.global, by the threads that wrote before a barrier, or"
+    " by the thread that begins the operation after it"
+)
 _INIT = (
     "fence.mbarrier_init.release.cluster (or fence.proxy.async) by the thread that initialized it,"
     " then a barrier"
@@ -193,7 +197,7 @@ class Reporter:
             link = "the asynchronous proxy does not see"
         elif proxy:
             kind = f"missing fence.proxy.async in {space} memory"
-            hint = _PROXY
+            hint = _PROXY_OF_GLOBAL if space == "global" else _PROXY
             link = "the asynchronous proxy does not see"
         elif engines[1] != "thread":
             kind = f"asynchronous operation not waited for, in {space} memory"
