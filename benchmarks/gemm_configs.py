@@ -23,7 +23,7 @@ from gemm_times import Case, Shape, Times
 
 from pallasite_hopper.ops import MatmulConfig
 from pallasite_hopper.ops.dense import candidates, choice
-from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
+from pallasite_hopper.ops.dense.cost import Sizes
 
 MOST_FLOPS = 2e12
 NEAR = 1.5
@@ -44,7 +44,7 @@ def listed(sizes: Sizes, most: int, clusters: bool = False) -> list[MatmulConfig
       clusters: whether that is every way to share operands of some tiles, above all.
     """
     every = [*candidates.candidates(sizes), *candidates.further_candidates(sizes)]
-    ordered = sorted(every, key=lambda one: nanoseconds(one, sizes))
+    ordered = sorted(every, key=lambda one: choice._rank(sizes, one))
     kinds: dict[Any, MatmulConfig] = {}
     for one in ordered:
         ways = (one.split_k, one.parts, one.cluster, one.last_parts)
@@ -53,9 +53,9 @@ def listed(sizes: Sizes, most: int, clusters: bool = False) -> list[MatmulConfig
         area = one.tile_m * one.tile_n
         kinds.setdefault((one.swap, area >= 128 * 192, several, one.alternate, over), one)
         kinds.setdefault((one.swap, one.tile_m, one.tile_n > 128, several[0]), one)
-    limit = NEAR * nanoseconds(ordered[0], sizes)
-    near = [one for one in kinds.values() if nanoseconds(one, sizes) < limit]
-    near.sort(key=lambda one: nanoseconds(one, sizes))
+    limit = NEAR * choice._rank(sizes, ordered[0])
+    near = [one for one in kinds.values() if choice._rank(sizes, one) < limit]
+    near.sort(key=lambda one: choice._rank(sizes, one))
     rest = [choice._with_rest(sizes), choice._by_estimate(sizes)[0]]
     found = [*(one for one in rest if one), *ordered[:BEST]]
     if clusters:
@@ -75,12 +75,12 @@ def _ways(ordered: Sequence[MatmulConfig], sizes: Sizes) -> list[MatmulConfig]:
     tiles = list(dict.fromkeys((one.swap, one.tile_m, one.tile_n) for one in single))[:TILES]
     best = [next(o for o in single if (o.swap, o.tile_m, o.tile_n) == one) for one in tiles]
     wanted = set(map(tile, best))
-    limit = NEAR_WAYS * nanoseconds(ordered[0], sizes)
+    limit = NEAR_WAYS * choice._rank(sizes, ordered[0])
     ways: dict[Any, MatmulConfig] = {}
     for one in ordered:
         if tile(one) in wanted and one.split_k == one.last_parts == 1:
             way = (one.cluster, one.cluster_along, one.cluster_across, one.parts)
-            if one.cluster > 1 and nanoseconds(one, sizes) < limit:
+            if one.cluster > 1 and choice._rank(sizes, one) < limit:
                 ways.setdefault((tile(one), way), one)
     first = best[0]
     several = (sizes.m if first.swap else sizes.n) > first.tile_n

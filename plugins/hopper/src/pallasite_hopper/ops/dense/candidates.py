@@ -60,6 +60,8 @@ have the same columns, and where it has one tile: with more, blocks hinder each 
 (measured on an H200)."""
 _MOST_SHARED = 4
 """Blocks at most that share a tile and write sums where stages were."""
+_FEW_STAGES = 5
+"""So few that a further one is worth more than columns of the epilogue at a time."""
 _GROUPS = (1, 2, 4, 8, 16)
 _FEW_TILES, _FEWER_READ = 16, 0.87
 """Where tiles are visited in whole lines of at most so many, that counts like fewer bytes read."""
@@ -71,7 +73,10 @@ _READ_MORE = 1.12
 def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
     """The configurations that the estimate of the time has been fitted to, in no order."""
     for tile, across in _tiles(sizes):
-        yield from _divided(tile, *across, sizes)
+        for config in _divided(tile, *across, sizes):
+            if config.swap and sizes.size == 2 and config.stages <= _FEW_STAGES:
+                yield from _with_narrow_epilogue(config, sizes)
+            yield config
         yield from _shared(tile, *across, sizes)
     for tile, across in _alternate_tiles(sizes):
         for config in _alternate(tile, *across, sizes):

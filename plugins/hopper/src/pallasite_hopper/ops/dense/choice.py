@@ -17,31 +17,53 @@ from pallasite_hopper.ops.dense.candidates import (
     usual_columns,
 )
 from pallasite_hopper.ops.dense.config import SHARED_MEMORY, MatmulConfig
-from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
+from pallasite_hopper.ops.dense.cost import H200, H200_CHOICE, Rates, Sizes, nanoseconds
 
-_LEAST_GAIN_BY_COLUMNS, _MANY_COLUMNS = 0.03, 192
-"""What the transposed GEMM has to gain by the estimate where it has several tiles of many columns:
-then it takes more than estimated in the mean (measured on an H200)."""
-_LEAST_GAIN_BY_PARTS, _LEAST_GAIN_BY_SPLIT = 0.02, 0.05
-"""What parts of k have to, and blocks that share steps: the latter take 3 % more than estimated in
-the mean."""
-_LEAST_GAIN_BY_TURNS, _LEAST_GAIN_BY_OTHER_TURNS = 0.01, 0.04
-"""What warpgroups that take turns have to, and those in tiles of 192 rows, or of elements that have
-not 16 bits: these take some 3 % more than estimated in the mean."""
-_LEAST_GAIN_BY_SIZE = 0.03
-"""What tiles of more than 128 x 256 elements have to: power limits them more than it estimates."""
-_LEAST_GAIN_BY_FEW_ELEMENTS, _MANY_ROUNDS = 0.01, 4
-"""What tiles of fewer elements than 128 x 256 have to in so many rounds of tiles, unless warpgroups
-take turns: they read more, which takes power."""
-_LEAST_GAIN_BY_FLAT = 0.05
-"""What tiles of 64 rows have to where there are several along the rows, but for the transposed
-GEMM: they take 3 to 7 % more than estimated in the mean."""
-_LEAST_GAIN_BY_ROWS = 0.02
-"""What tiles of 128 rows have to where several rounds of tiles read a large operand once: those of
-64 rows share it more equally."""
-_LEAST_GAIN_BY_FILLING = 0.02
-"""What tiles of the transposed GEMM of other columns have to, whose number fills a round: few of
-them have been measured."""
+_MANY_COLUMNS, _MANY_ROUNDS = 192, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class _Least:
+    """What configurations have to gain by the estimate, as shares of the time.
+
+    Attributes:
+      rates: of the estimate.
+      columns: the transposed GEMM where it has several tiles of many columns: then it takes more
+        than estimated in the mean, as all of these do (measured on an H200).
+      parts, split: parts of k, and blocks that share steps.
+      turns, other_turns: warpgroups that take turns, and those in tiles of 192 rows, or of elements
+        that have not 16 bits.
+      size: tiles of more than 128 x 256 elements: power limits them more.
+      few_elements: tiles of fewer elements than 128 x 256 in many rounds of tiles, unless
+        warpgroups take turns: they read more, which takes power.
+      clusters: blocks that share operands in many rounds of tiles.
+      flat: tiles of 64 rows where there are several along the rows, but for the transposed GEMM.
+      rows: tiles of 128 rows where several rounds of tiles read a large operand once.
+      filling: tiles of the transposed GEMM of other columns, whose number fills a round.
+    """
+
+    rates: Rates
+    columns: float
+    parts: float
+    split: float
+    turns: float
+    other_turns: float
+    size: float
+    few_elements: float
+    clusters: float
+    flat: float
+    rows: float
+    filling: float
+
+
+_OF_16_BITS = _Least(
+    rates=H200_CHOICE, columns=0.02, parts=0.04, split=0.08, turns=0.0, other_turns=0.03, size=0.05,
+    few_elements=0.03, clusters=0.03, flat=0.05, rows=0.0, filling=0.0,
+)  # fmt: skip
+_OF_OTHERS = _Least(
+    rates=H200, columns=0.03, parts=0.02, split=0.05, turns=0.01, other_turns=0.04, size=0.03,
+    few_elements=0.01, clusters=0.0, flat=0.05, rows=0.02, filling=0.02,
+)  # fmt: skip
 _DIVIDED = 6
 """So many of the best are considered with another configuration for the rest."""
 _LEAST_GAIN = 0.05
@@ -144,26 +166,26 @@ def _by_estimate(sizes: Sizes) -> tuple[MatmulConfig, ...]:
 
 def _rank(sizes: Sizes, config: MatmulConfig) -> float:
     """The estimated time, and a little more where a configuration must be worth it."""
-    many = config.swap and sizes.m > config.tile_n >= _MANY_COLUMNS
+    least = _OF_16_BITS if sizes.size == 2 else _OF_OTHERS
+    several = config.swap and sizes.m > config.tile_n >= _MANY_COLUMNS
     large = config.tile_m * config.tile_n > LARGEST
-    rounds = config.swap and config.tile_m > 64 and _reads_once_in_rounds(config, sizes.m, sizes.n)
-    least = max(
-        _LEAST_GAIN_BY_COLUMNS * many, _LEAST_GAIN_BY_SIZE * large, _LEAST_GAIN_BY_ROWS * rounds
-    )
+    once = config.swap and config.tile_m > 64 and _reads_once_in_rounds(config, sizes.m, sizes.n)
+    gain = max(least.columns * several, least.size * large, least.rows * once)
     if config.swap:
         usual, width = usual_columns(sizes), config.tile_n
         known = width in usual or (config.split == "n" and width - 8 in usual)
-        least += _LEAST_GAIN_BY_FILLING * (not known)
-    least += _LEAST_GAIN_BY_PARTS * (config.parts > 1)
-    least += _LEAST_GAIN_BY_SPLIT * (config.split_k > 1)
+        gain += least.filling * (not known)
+    gain += least.parts * (config.parts > 1) + least.split * (config.split_k > 1)
+    round_of_tiles = H200.multiprocessors * config.tile_m * config.tile_n
+    many = sizes.m * sizes.n >= _MANY_ROUNDS * round_of_tiles
     if config.alternate:
         known = config.tile_m <= 128 and sizes.size == 2
-        least += _LEAST_GAIN_BY_TURNS if known else _LEAST_GAIN_BY_OTHER_TURNS
+        gain += least.turns if known else least.other_turns
     elif config.tile_m * config.tile_n < LARGEST:
-        round_of_tiles = H200.multiprocessors * config.tile_m * config.tile_n
-        least += _LEAST_GAIN_BY_FEW_ELEMENTS * (sizes.m * sizes.n >= _MANY_ROUNDS * round_of_tiles)
-    least += _LEAST_GAIN_BY_FLAT * (config.tile_m == 64 and not config.swap and sizes.m > 128)
-    return nanoseconds(config, sizes) * (1 + least)
+        gain += least.few_elements * many
+    gain += least.clusters * (many and config.cluster > 1)
+    gain += least.flat * (config.tile_m == 64 and not config.swap and sizes.m > 128)
+    return nanoseconds(config, sizes, least.rates) * (1 + gain)
 
 
 def _reads_once_in_rounds(config: MatmulConfig, m: int, n: int) -> bool:
