@@ -170,7 +170,9 @@ def default_config(
         time += _ADD_UP / k if found.split_k > 1 else 0
         return time, -tile_m, found
 
-    return min(map(by_time, _MANY_TILES_M), key=lambda each: each[:2])[2]
+    # Tiles of fewer rows have not been measured where scales take time, too.
+    listed = [tile_m for tile_m in _MANY_TILES_M if tile_m >= 128 or not group]
+    return min(map(by_time, listed), key=lambda each: each[:2])[2]
 
 
 def _with_parts(
