@@ -195,6 +195,20 @@ def test_last_round_is_shared(blocks, transposed):
 
 
 @pytest.mark.runs_kernels
+def test_buffers_of_results_are_awaited():
+    """A shared tile has one part; zeros after it wait until its buffer was read."""
+    config = RaggedConfig(tile_n=128, stages=2)
+    problem = kernel.Problem(
+        m=600, n=128, k=64, groups=1, dtype=BF16, out_dtype=BF16, transposed=False
+    )  # fmt: skip
+    a, b, sizes = normal(0, (600, 64)), normal(1, (1, 64, 128)), [300]
+    with pallasite.config.scoped(sanitize=True):
+        run = jax.jit(kernel.build(problem, config, 2))
+        result = run(*map(jnp.asarray, (a, b, np.array(sizes, np.int32))))
+    check(result, ragged_reference(a, b, sizes), BF16)
+
+
+@pytest.mark.runs_kernels
 @pytest.mark.parametrize(
     ("blocks", "split", "n", "transposed"),
     [(5, "m", 392, False), (7, "n", 700, True), (3, "m", 600, True), (4, "n", 256, False)],
