@@ -8,12 +8,18 @@ the fit has not seen.
 
     python benchmarks/gemm_fit.py configurations.json
     python benchmarks/gemm_fit.py   # what was measured before
+    python benchmarks/gemm_fit.py --choice 4   # rates by which configurations are compared
+
+With ``--choice`` it looks for rates that choose well rather than for those whose times are nearest,
+by so many rounds of coordinate descent from ``H200_CHOICE``, and tells how they choose for shapes
+that it has not seen: what a choice takes more than the fastest that was measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -28,7 +34,7 @@ import numpy as np
 
 from pallasite_hopper.ops import MatmulConfig
 from pallasite_hopper.ops.dense import choice
-from pallasite_hopper.ops.dense.cost import H200, Rates, Sizes, nanoseconds
+from pallasite_hopper.ops.dense.cost import H200, H200_CHOICE, Rates, Sizes, nanoseconds
 
 MEASURED = pathlib.Path(__file__).with_name("gemm_measured.json")
 FITTED = (
@@ -38,6 +44,22 @@ FITTED = (
     "unused", "second", "partial",
 )  # fmt: skip
 """Of our kernels; the others are of copies and of XLA's."""
+
+STEPS = {
+    "turn": 0.1, "turn_first": 0.4, "turn_mma": 0.2, "turn_cluster": 0.15, "turn_overlap": 0.2,
+    "multicast": 0.3, "cluster": 0.15, "group": 0.06, "step_overlap": 0.1, "held": 0.1,
+    "latency": 0.12, "port": 0.06, "l2": 0.06, "empty": 0.2, "operands": 0.1, "memory": 0.02,
+    "block_memory": 0.05, "overlap": 0.15, "write": 0.1, "piece": 0.25, "launch": 0.08,
+    "exchange": 0.1, "exchanged": 0.15, "shared": 0.1, "second": 0.15, "partial": 0.12,
+    "split": 0.3, "least_step": 0.1,
+}  # fmt: skip
+"""Logarithms of the first steps of the rates by which configurations are compared."""
+
+BLUR = 0.02
+"""Logarithm of a ratio of estimates for which either of two configurations may be chosen."""
+
+AHEAD = 0.98
+"""A choice that takes more than the rival's time over this counts twice."""
 
 WIDTH = 0.2
 """Logarithm of a ratio from which on an error counts hardly more."""
@@ -117,6 +139,61 @@ def fit(rows: Sequence[Row], stay: float, start: Rates = H200) -> Rates:
     return rates(found.x)
 
 
+def choice_loss(rows: Sequence[Row], rates: Rates) -> float:
+    """What a choice by these rates takes more than the fastest, and than the rival, in the mean of
+    the logarithms; close estimates choose either."""
+    lost = 0.0
+    for row in rows:
+        estimates = np.array([math.log(_rank(row, one, rates)) for one, _ in row.ours])
+        times = np.array([time for _, time in row.ours])
+        chosen = np.exp(-(estimates - estimates.min()) / BLUR)
+        behind = np.maximum(0, np.log(times * AHEAD / row.rival))
+        lost += float(chosen @ (np.log(times / times.min()) + behind) / chosen.sum())
+    return lost / len(rows)
+
+
+def _rank(row: Row, config: MatmulConfig, rates: Rates) -> float:
+    """What configurations of 16 bits are compared by, with other rates."""
+    return nanoseconds(config, row.sizes, rates) * _gain(row.sizes, config)
+
+
+@functools.cache
+def _gain(sizes: Sizes, config: MatmulConfig) -> float:
+    return choice._rank(sizes, config) / nanoseconds(config, sizes, H200_CHOICE)
+
+
+def descend(rows: Sequence[Row], rounds: int) -> Rates:
+    """Rates that choose better, by coordinate descent."""
+    found, steps = H200_CHOICE, dict(STEPS)
+    least = choice_loss(rows, found)
+    for _ in range(rounds):
+        for name in STEPS:
+            for sign in (1, -1):
+                value = getattr(found, name) * math.exp(sign * steps[name])
+                other = dataclasses.replace(found, **{name: value})
+                loss = choice_loss(rows, other)
+                if loss < least:
+                    found, least = other, loss
+                    break
+            else:
+                steps[name] /= 2
+    return found
+
+
+def report_choice(rows: list[Row], rounds: int) -> None:
+    """Prints rates that choose better, and how those of one half choose for the other."""
+    rows = [row for row in rows if row.sizes.size == 2]
+    random.Random(0).shuffle(rows)
+    half = len(rows) // 2
+    for seen, unseen in ((rows[:half], rows[half:]), (rows[half:], rows[:half])):
+        before, after = (choice_loss(unseen, one) for one in (H200_CHOICE, descend(seen, rounds)))
+        print(f"unseen: {before:.4f} with the present rates, {after:.4f} with those found")
+    found = descend(rows, rounds)
+    print(f"all: {choice_loss(rows, H200_CHOICE):.4f}, {choice_loss(rows, found):.4f}")
+    for name in STEPS:
+        print(f"    {name}={getattr(found, name):.3g},  # {getattr(H200_CHOICE, name):.3g}")
+
+
 def report(title: str, rows: Sequence[Row], rates: Rates) -> None:
     """Prints how good the estimate is, and what it chooses of what was measured."""
     lost, ratios = [], []
@@ -139,8 +216,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=pathlib.Path, help="written by gemm_configs.py")
     parser.add_argument("--stay", type=float, default=0.5, help="how much rates stay as they are")
+    parser.add_argument("--choice", type=int, help="rounds of descent of rates that choose well")
     arguments = parser.parse_args(argv)
     rows = [row for path in (MEASURED, *arguments.files) for row in read(path)]
+    if arguments.choice:
+        report_choice(rows, arguments.choice)
+        return 0
     report("present", rows, H200)
     by_choice = [
         min(row.ours, key=lambda one: choice._rank(row.sizes, one[0]))[1] / row.rival

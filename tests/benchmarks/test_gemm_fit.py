@@ -8,7 +8,7 @@ import gemm_times
 import numpy as np
 
 from pallasite_hopper.ops.dense import choice
-from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
+from pallasite_hopper.ops.dense.cost import H200, H200_CHOICE, Sizes, nanoseconds
 
 
 def test_configurations_come_back():
@@ -47,3 +47,17 @@ def test_fit_follows_the_times():
     fitted = gemm_fit.fit(rows, stay=0.01)
     before, after = (np.abs(gemm_fit.errors(rows, rates)).mean() for rates in (H200, fitted))
     assert after < before / 4 and fitted.memory < 0.7 * H200.memory
+
+
+def test_descent_finds_rates_that_choose_better():
+    """Of kernels whose times other rates give, it chooses faster ones than before."""
+    slow = dataclasses.replace(H200_CHOICE, turn=3000.0, turn_cluster=2000.0)
+    rows = []
+    for shape in ((100, 6144, 4096), (130, 8192, 8192), (220, 4096, 14336), (600, 1280, 5120)):
+        sizes = Sizes(*shape, 2, 2)
+        listed = choice._by_estimate(sizes)[:40:4]
+        ours = [(config, nanoseconds(config, sizes, slow) / 1e3) for config in listed]
+        rows.append(gemm_fit.Row(sizes, min(time for _, time in ours), ours))
+    found = gemm_fit.descend(rows, 2)
+    before, after = (gemm_fit.choice_loss(rows, rates) for rates in (H200_CHOICE, found))
+    assert after < 0.8 * before
