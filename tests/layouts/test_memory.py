@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 
 from pallasite.errors import InvalidValueError
 from pallasite.layouts import (
+    Digit,
     Extent,
     MemoryLayout,
+    Owner,
     RegisterLayout,
     named,
     row_major,
     strided,
     swizzle_bytes,
 )
+from pallasite.layouts.construct import padded
 from pallasite_std.copies.indexed_access import plan_indexed_access
 from pallasite_std.memory.access import plan_access
 
@@ -249,6 +252,44 @@ def test_access_flat_and_odd_shapes() -> None:
     check_plan(strided((10, 3)), row_major((10, 3), 32))
     check_plan(strided((128, 4)), row_major((128, 4), 8))
     check_plan(strided((256, 4), 4), row_major((256, 4), 4))
+
+
+@pytest.mark.parametrize("swizzle", [16, 128])
+@pytest.mark.parametrize(
+    ("shape", "bits", "width"),
+    [
+        ((125, 8), 32, 4),
+        ((125, 8), 8, 8),
+        ((130, 6), 32, 2),
+        ((102, 7), 32, 1),
+        ((201, 4), 64, 2),
+        ((9, 7, 12), 16, 4),
+    ],
+)
+def test_neighbours_in_several_registers(
+    shape: tuple[int, ...], bits: int, width: int, swizzle: int
+) -> None:
+    """Threads that hold whole rows access them by vectors, where other rows are padding, too."""
+    rows = padded((*shape[:-1], 1))
+    row = (Digit(shape[-1], Owner.REGISTER, rows.registers),)
+    layout = RegisterLayout(shape, (*rows.dims[:-1], row), 1)
+    assert layout.is_padded
+    memory = row_major(shape, bits, swizzle)
+    plan = plan_access(layout, memory)
+    assert plan.width == width
+    found = set()
+    for access in plan.accesses:
+        assert {layout.guards(*part) for part in access.parts} == {access.guards}
+        for warp, lane in itertools.product(range(4), range(32)):
+            address = plan.byte_address(access, warp, lane)
+            assert address % plan.width_bytes == 0
+            for step, part in enumerate(access.parts):
+                index = layout.element_at(warp, lane, *part)
+                if all(n < extent for n, extent in zip(index, shape, strict=True)):
+                    assert memory.byte_address(index) == address + step * bits // 8
+                    found.add(index)
+    assert found == set(np.ndindex(*shape))
+    assert plan_access(layout, memory, bits // 8).width == 1
 
 
 @settings(max_examples=100, deadline=None)

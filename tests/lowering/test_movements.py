@@ -65,6 +65,17 @@ def compiled(body: Callable[..., Any], *operands: Any, semantics: Any = SEMANTIC
         (lambda x: x[::2, ::3], (74, 124), ml_dtypes.float8_e4m3fn),
         (lambda x: x[1:, ::2].reshape(-1), (9, 31), np.int64),
         (lambda x: jnp.transpose(x, (2, 1, 0)), (16, 47, 59), np.int32),
+        (lambda x: jnp.flip(x, 0), (45, 16, 2), np.float16),
+        (lambda x: jnp.flip(x, (0, 2)), (31, 5, 7), np.uint8),
+        (lambda x: jnp.flip(x[2:, ::3], 1), (61, 20), np.int64),
+        (lambda x: jnp.flip(x, 0), (7777,), np.int16),
+        # Rows that threads hold whole, one each or more.
+        (lambda x: jnp.roll(x, 1, 1), (100, 4), np.int16),
+        (lambda x: jnp.roll(x, -2, 1), (301, 7), np.float32),
+        (lambda x: jnp.tile(x, (1, 2)), (204, 4), np.float16),
+        (lambda x: jnp.flip(x, 1), (150, 6), np.int8),
+        (lambda x: x[::2], (4, 54, 30), np.uint8),
+        (lambda x: jnp.concatenate([x[:, 3:], x[:, 1:2], x[:, :4]], 1), (130, 6), np.float64),
     ],
 )
 def test_elements_are_where_they_belong(
@@ -76,6 +87,19 @@ def test_elements_are_where_they_belong(
         expected = np.asarray(body(jnp.asarray(x)))
     np.testing.assert_array_equal(np.asarray(found), expected)
     assert "move_elements" in str(compiled(body, x, semantics=semantics).jaxpr)
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+def test_few_elements_are_transposed_where_they_are(semantics: Any) -> None:
+    x = numbers((3, 5, 23), np.uint16, 2)
+
+    def body(x: Any) -> Any:
+        return jnp.swapaxes(x, 1, 2)
+
+    with pallasite.config.scoped(sanitize=True):
+        found = np.asarray(called(body, x, semantics=semantics)(x))
+    np.testing.assert_array_equal(found, np.swapaxes(x, 1, 2))
+    assert counted(compiled(body, x, semantics=semantics).ptx) <= 50
 
 
 @pytest.mark.parametrize("semantics", SEMANTICS)

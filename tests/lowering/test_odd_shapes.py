@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from jax import lax
 from jax.experimental import pallas as pl
 
 import pallasite
@@ -284,3 +285,39 @@ def test_turned_views_of_shared_memory(shape: tuple[int, ...]) -> None:
 
     called = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(turned.shape, jnp.float32))
     np.testing.assert_array_equal(called(x), turned)
+
+
+@pytest.mark.parametrize("semantics", list(Semantics))
+@pytest.mark.parametrize(
+    ("body", "shape", "dtype", "most"),
+    [
+        # The beginning of a row is registers of it, and the rest is brought into order by a loop.
+        (lambda x: x[1:] - x[:-1], (20, 149), np.float32, 115),
+        (lambda x: x[1:] - x[:-1], (211, 75), jnp.bfloat16, 190),
+        (lambda x: x[:-3] * x[3:], (1501,), np.int16, 100),
+        (lambda x: x[:, :2] + x[:, 1:], (1, 3, 701), jnp.bfloat16, 95),
+        # Threads have whole rows.
+        (lambda x: x - x[:, :1], (102, 7), np.float32, 80),
+        (lambda x: x * x[:, 3:4], (125, 8), np.int32, 55),
+        (lambda x: x + x[..., :1], (40, 5, 6), np.int32, 140),
+        (lambda x: x * x[..., :1], (25, 21, 2), np.uint8, 115),
+        (lambda x: x - x[:, :1], (250, 5), jnp.bfloat16, 70),
+        (lambda x: lax.cumsum(x, 0), (2, 61, 16), np.int32, 60),
+        (lambda x: jnp.swapaxes(x, 1, 2) * 2, (52, 37, 1), np.int32, 60),
+        (lambda x: jnp.prod(x - 4, -1), (4, 27, 41), np.int32, 350),
+        (lambda x: jnp.min(x, 0), (5, 1), jnp.float16, 40),
+        # All of an array is no movement, and warps have rows of their own.
+        (lambda x: jnp.roll(x, 1, -1), (63, 22, 1), np.uint8, 30),
+        (lambda x: jnp.max(x, -1), (3, 256), jnp.bfloat16, 50),
+        (lambda x: x + jnp.max(x, 0, keepdims=True), (53, 19, 8), jnp.bfloat16, 260),
+    ],
+)
+def test_parts_of_arrays_are_registers_of_them(
+    body: Callable[[Any], Any], shape: tuple[int, ...], dtype: Any, most: int, semantics: Any
+) -> None:
+    x = np.random.default_rng(7).integers(0, 9, shape).astype(dtype)
+    with pallasite.config.scoped(sanitize=True):
+        found = kernel_of(body, x, semantics)(x)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(body(x)))
+    ptx = pallasite.compile(kernel_of(body, x, semantics), x, target="sm_90a").ptx
+    assert ptx.count(";\n") <= most

@@ -176,6 +176,11 @@ def _of_one(*parameters: str) -> Callable[[Any], bool]:
     return applies
 
 
+def _is_whole(equation: Any) -> bool:
+    """Whether a slice is all of an array, as the one of what is rolled along one element."""
+    return bool(equation.invars[0].aval.shape == equation.outvars[0].aval.shape)
+
+
 def _squeezed(x: Any, *, axes: Sequence[int], **params: Any) -> list[Any]:
     return [lax.squeeze(x, axes)]
 
@@ -190,6 +195,17 @@ def _adds_dimensions(equation: Any) -> bool:
     before, after = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     odd = any(n & (n - 1) for n in before) and (len(before) > 1 or after[-1:] == before)
     return odd and len(equation.invars) == 1 and math.prod(before) == math.prod(after)
+
+
+def _reshaped(x: Any, *, permutation: Sequence[int]) -> list[Any]:
+    return [lax.reshape(x, [x.shape[d] for d in permutation])]
+
+
+def _keeps_order(equation: Any) -> bool:
+    """Whether a transposition of an array of an odd shape only moves dimensions of one element."""
+    shape = equation.invars[0].aval.shape
+    kept = [d for d in equation.params["permutation"] if shape[d] != 1]
+    return kept == sorted(kept) and any(n & (n - 1) for n in shape)
 
 
 def _same(*operands: Any, **params: Any) -> list[Any]:
@@ -207,6 +223,8 @@ DEFINITIONS = {
     primitives.broadcast_in_dim_p: Definition(_broadcast, _adds_dimensions),
     primitives.sort_p: Definition(_same, _of_one("dimension")),
     primitives.rev_p: Definition(_same, _of_one("dimensions")),
+    primitives.slice_p: Definition(_same, _is_whole),
+    primitives.transpose_p: Definition(_reshaped, _keeps_order),
     **{
         scan: Definition(_same, _of_one("axis"))
         for scan in (

@@ -115,9 +115,19 @@ def ordering_cost(pieces: int) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def reduction_cost(layout: Layout, result: Layout, axes: tuple[int, ...], bits: int) -> float:
+def reduction_cost(
+    layout: Layout, result: Layout, axes: tuple[int, ...], bits: int, in_pairs: bool = False
+) -> float:
     """Of what lanes and warps exchange in a reduction of an array in this layout, and of what
-    several of them reduce alike."""
+    several of them reduce alike.
+
+    Args:
+      layout, result: of the array, and of what is left of it.
+      axes: that are reduced.
+      bits: of an element.
+      in_pairs: whether one instruction combines, as others do, two elements that share a register
+        with two others; so it counts how many there are.
+    """
     if not isinstance(layout, RegisterLayout):
         return 0.0
     try:
@@ -127,9 +137,12 @@ def reduction_cost(layout: Layout, result: Layout, axes: tuple[int, ...], bits: 
     values = len(plan.register_groups) * len(plan.vector_groups) * max(1.0, bits / 32)
     if bits > 32 and _is_odd(layout):
         values *= _WORDS
-    steps = len(plan.lane_masks) + sum(rotation.size - 1 for rotation in plan.lane_rotations)
+    # Of lanes whose number is no power of two, it takes more to find out which are others.
+    steps = len(plan.lane_masks) + sum(rotation.size + 1 for rotation in plan.lane_rotations)
     # Narrow elements take a register each while they are reduced.
     cost = copies_cost(layout, max(bits, 32)) + WARPS * values * steps
+    if in_pairs and layout.size & (layout.size - 1):
+        cost += layout.registers * max(1.0, layout.vector_length / 2)
     return cost + 2 * SYNCHRONIZATION + 2 * WARPS * values if plan.crosses_warps else cost
 
 

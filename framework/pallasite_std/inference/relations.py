@@ -12,19 +12,21 @@ from pallasite.plugin.inference import broadcast as broadcast
 from pallasite.plugin.layouts import (
     LANES,
     WARPS,
+    ConversionKind,
     Layout,
     LayoutProposals,
     RegisterLayout,
     SplatLayout,
+    conversion,
     default_strided,
     padded,
     reduction_plan,
 )
 from pallasite_std.inference.costs import movement_cost, ordering_cost
 from pallasite_std.memory.access import MAXIMUM_BYTES
-from pallasite_std.memory.reduced_layouts import by_rows, reduced
+from pallasite_std.memory.reduced_layouts import SHORT, by_rows, reduced
 from pallasite_std.memory.relayout import USUAL, rows_in_registers
-from pallasite_std.memory.rows import better_row, moved
+from pallasite_std.memory.rows import better_row, is_beginning, moved, same_row
 from pallasite_std.stacking import stacked
 
 
@@ -50,6 +52,10 @@ _TOO_LARGE = 1e6
 _FETCH = 8.0
 """An instruction that is fetched to be run once."""
 
+_AROUND = 20
+"""Instructions of a movement through memory beside those for each register, where renaming
+registers may do instead."""
+
 _EXCESS = 64.0
 """One beyond twice as many as for powers of two."""
 
@@ -65,6 +71,13 @@ def _row_registers(shape: tuple[int, ...], bits: int) -> int | None:
         return None
     default = default_strided(shape, bits)
     return (better_row(default, 128 // max(8, bits)) or default).registers
+
+
+def _is_exchanged(one: Layout | None, other: Layout) -> bool:
+    """Whether an array goes through memory from one layout to another."""
+    if not isinstance(one, RegisterLayout) or not isinstance(other, RegisterLayout):
+        return False
+    return one != other and conversion(one, other).kind is ConversionKind.SHARED_MEMORY
 
 
 def _fills_threads(layout: RegisterLayout) -> bool:
@@ -97,6 +110,9 @@ class Movement:
         found = list(self.exact(operand, result))
         if found and (operand is None or result is None):
             return found
+        if self._is_in_lines():
+            # To convert an array in memory first would be such a movement, too.
+            found = [pair for pair in found if not _is_exchanged(operand, pair[0])]
         start = self._suitable(operand, self.before, result)
         end = self._suitable(result, self.after, operand)
         ends = [(start, end)]
@@ -140,13 +156,18 @@ class Movement:
             whole = movement_cost(operand, result, self.bits)
             ordered = whole + ordering_cost(result.size // (self.run or 1)) + self._code(result)
             cost = min(cost, ordered)
+        cost += _FETCH * _AROUND if self._is_in_lines() else 0.0
         return cost + self._code(operand)
+
+    def _is_in_lines(self) -> bool:
+        """Whether rows are so short that lanes may hold whole ones, and parts of registers."""
+        return self.run is not None and 1 < self.before[-1] <= SHORT
 
     def _direct(self, result: Layout, excess: float = _EXCESS) -> float:
         """What the code costs that loads and stores elements one by one, in the same layout."""
         if self.run is None or not self.counted or not isinstance(result, RegisterLayout):
             return 0.0
-        if _fills_threads(result):  # Fragments of matrices, say.
+        if result.flat or _fills_threads(result):  # Fragments of matrices, say.
             return 0.0
         row = _row_registers(result.shape, self.bits)
         if row is None:
@@ -218,7 +239,11 @@ def slice_(
 ) -> Pairs:
     """Of a slice: the result's layout is part of the operand's."""
 
+    beginning = is_beginning(shape, starts, sizes)
+
     def part(operand: Layout) -> Layout | None:
+        if beginning and (row := same_row(operand, sizes)) is not None:
+            return row
         return tried(lambda: operand.slice(starts, sizes).layout)
 
     def whole(result: RegisterLayout) -> RegisterLayout:
@@ -237,6 +262,7 @@ def slice_(
                 return
         if isinstance(result, RegisterLayout):
             candidates: list[Layout | None] = [*proposals.for_broadcast(shape)]
+            candidates.append(same_row(result, shape) if beginning else None)
             for before in (*candidates, tried(lambda: whole(result))):
                 if before is not None and part(before) == result:
                     yield before, result
@@ -271,7 +297,9 @@ def reduction(
             else:
                 yield operand, left
         candidates: tuple[RegisterLayout, ...] = proposals.for_broadcast(shape)
-        for suited in (reduced(shape, axes, bits), by_rows(shape, bits)):
+        # Lanes of a row are neighbours rather.
+        near = reduced(shape, axes, bits, 1.0) if bits >= 32 else None
+        for suited in (reduced(shape, axes, bits), near, by_rows(shape, bits)):
             if suited is not None:
                 candidates = (*candidates, suited)
         if isinstance(result, RegisterLayout):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import primitives
 
 from pallasite.plugin import PallasiteError, RuleSet
@@ -253,6 +254,13 @@ def _layout_cast(ctx: InferenceContext, x: AbstractValue, *, new_layout: Any) ->
     return result
 
 
+def _is_in_pairs(ctx: InferenceContext) -> bool:
+    """Whether a reduction combines two elements of a register by one instruction, as functions of
+    such elements do: sums of narrow floats are wider, and there is no product of two integers."""
+    extreme = ctx.equation.primitive in (lax.reduce_max_p, lax.reduce_min_p)
+    return extreme and ctx.avals_in[0].dtype in (jnp.float16, jnp.bfloat16)
+
+
 @rules.inference(lax.reduce_sum_p)
 @rules.inference(lax.reduce_prod_p)
 @rules.inference(lax.reduce_max_p)
@@ -270,6 +278,8 @@ def _reduce(
         pairs = relations.reduction(
             tuple(ctx.avals_in[0].shape), tuple(axes), ctx.proposals, x.bits
         )
-        work = functools.partial(reduction_cost, axes=tuple(axes), bits=x.bits)
+        work = functools.partial(
+            reduction_cost, axes=tuple(axes), bits=x.bits, in_pairs=_is_in_pairs(ctx)
+        )
         ctx.relate(0, x, result, pairs, work)
     return result

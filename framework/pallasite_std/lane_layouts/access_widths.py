@@ -17,6 +17,10 @@ _FEW = 8 * 128
 """Elements of an array, at most, that threads access one by one rather than in a row of vectors."""
 
 
+_EXCHANGE = 40
+"""Instructions by which an array goes from one layout to a row, beside those for registers."""
+
+
 class AccessWidths:
     """For each variable of a kernel, how many elements one memory access should move at most.
 
@@ -82,10 +86,14 @@ class AccessWidths:
             return None
         size = math.prod(shape) * bit_width(variable.aval.dtype) // 8
         exchanged = math.prod(shape) > _FEW and size <= USUAL
-        if not exchanged and self._variables.group(variable) in self._repeating:
+        repeating = self._variables.group(variable) in self._repeating
+        if not exchanged and repeating:
             return None  # Threads of a row do not have elements of one column or row.
         own = default_strided(shape, 128 // limit)
-        return better_row(own, limit) or (own if own.flat else None)
+        row = better_row(own, limit) or (own if own.flat else None)
+        if repeating and row is not None and own.registers <= 3 * row.registers + _EXCHANGE:
+            return None  # What is stretched would be stored as wide as this, and loaded as a row.
+        return row
 
     def wider(self, variable: Any) -> Any:
         """The operand that a variable with extents of 1 is stretched for, if there is one."""

@@ -334,6 +334,35 @@ def _guarded(
                 yield Access(offset, tuple((register, e) for e in elements), guards=guards)
 
 
+def _over_registers(
+    layout: RegisterLayout,
+    pieces: Sequence[Piece],
+    registers: Sequence[int],
+    bits: int,
+    alignment_bytes: int,
+) -> tuple[int, list[Access]]:
+    """The accesses, with their width, of an array with padding whose registers have one element
+    each; several that are neighbours in memory are accessed together."""
+    single = list(_guarded(layout, registers, (0,), 1))
+    own = [p for p in pieces if p.digit.owner is Owner.REGISTER]
+    others = [p.stride for p in pieces if p not in own]
+    places = {access.offset: access for access in single}
+    for width in (16, 8, 4, 2):
+        if width * bits > 8 * min(MAXIMUM_BYTES, alignment_bytes) or len(places) < len(single):
+            continue
+        starts = [offset for offset in places if offset % width == 0]
+        if len(starts) * width != len(single) or any(stride % width for stride in others):
+            continue
+        groups = [[places.get(start + step) for step in range(width)] for start in starts]
+        if all(len({one and one.guards for one in group}) == 1 for group in groups):
+            accesses = []
+            for start, group in zip(starts, groups, strict=True):
+                parts = tuple(part for one in group if one for part in one.parts)
+                accesses.append(Access(start, parts, guards=places[start].guards))
+            return width, accesses
+    return 1, single
+
+
 @functools.lru_cache(maxsize=1024)
 def plan_access(
     layout: RegisterLayout, memory: MemoryLayout, alignment_bytes: int = MAXIMUM_BYTES
@@ -383,6 +412,8 @@ def plan_access(
     if layout.is_padded:
         accesses = list(_guarded(layout, registers, vector, width))
         tail = tuple(_tails(layout, registers, vector, width))
+        if width == 1 and layout.vector_length == 1:
+            width, accesses = _over_registers(layout, pieces, registers, bits, alignment_bytes)
     elif len(offsets) == len(places):
         accesses = [
             Access(start, tuple(offsets[start + step] for step in range(width)))

@@ -18,8 +18,10 @@ import numpy as np
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import (
+    Digit,
     Extent,
     MemoryLayout,
+    Owner,
     RegisterLayout,
     default_strided,
     padded,
@@ -45,11 +47,17 @@ _DIRECT = 14
 _LOAD_GUARD, _STORE_GUARD, _TAIL = 5, 3, 10
 """Instructions for accesses that only some threads make, and of ends of rows."""
 
+_LINE = 16
+"""Elements of a row, at most, that a thread loads as a whole."""
+
 _MOST_COPIES = 64
 """Places, at most, in which one thread stores an element."""
 
 _WIDE = 8
 """Bytes of an access that is not worth wider ones."""
+
+_MOST_CODE = 60
+"""Instructions, at most, of a movement without shared memory by wide accesses."""
 
 _MOST_WORDS = 128
 """Of registers, at most, that a thread loads before it stores them."""
@@ -65,6 +73,8 @@ class Piece:
       memory: how they lie in it.
       target: how they lie in the result, in each place.
       starts: the first of each place, in the result.
+      order: where rows are loaded and stored whole, which element of a row each one of the
+        result is.
     """
 
     source: int
@@ -72,6 +82,11 @@ class Piece:
     memory: MemoryLayout
     target: MemoryLayout
     starts: tuple[int, ...]
+    order: tuple[int, ...] | None = None
+
+    def stored(self, layout: RegisterLayout) -> RegisterLayout:
+        """The layout of the result's elements, given that of the loaded ones."""
+        return layout if self.order is None else _lines(self.target.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +102,10 @@ class Direct:
     pieces: tuple[tuple[Piece, RegisterLayout], ...]
     instructions: int
     narrowest: int
+
+    def words(self, bits: int) -> float:
+        """Of registers that a thread loads before it stores them."""
+        return sum(one.registers * one.vector_length * bits / 32 for _, one in self.pieces)
 
 
 def elements(movement: Movement, sizes: Sequence[int], dtype: np.dtype[Any]) -> Elements:
@@ -115,6 +134,17 @@ def elements(movement: Movement, sizes: Sequence[int], dtype: np.dtype[Any]) -> 
 def direct(movement: Movement, bits: int) -> Direct | None:
     """Loads and stores by which threads move elements without shared memory, where that is about as
     little code as loops are, or accesses are wide; else None."""
+    found = [one for one in (_by_pieces(movement, bits), *_by_lines(movement, bits)) if one]
+    found = [one for one in found if one.words(bits) <= _MOST_WORDS]
+    best = min(found, key=lambda one: one.instructions, default=None)
+    if best is None:
+        return None
+    most = _MOST_CODE if best.narrowest >= _WIDE else loop_code(movement)
+    return best if best.instructions <= most else None
+
+
+def _by_pieces(movement: Movement, bits: int) -> Direct | None:
+    """Each thread stores what it loads wherever it belongs."""
     found = []
     instructions, narrowest = _DIRECT, 16
     for piece in _pieces(movement, bits):
@@ -126,12 +156,58 @@ def direct(movement: Movement, bits: int) -> Direct | None:
         found.append((piece, best[2]))
         instructions += best[0]
         narrowest = min(narrowest, best[1])
-    words = sum(layout.registers * layout.vector_length * bits / 32 for _, layout in found)
-    if words > _MOST_WORDS:
-        return None
-    if narrowest >= _WIDE or instructions <= loop_code(movement):
-        return Direct(tuple(found), instructions, narrowest)
-    return None
+    return Direct(tuple(found), instructions, narrowest)
+
+
+def _by_lines(movement: Movement, bits: int) -> Iterator[Direct]:
+    """Each thread loads short rows, and stores their elements in another order."""
+    for count, start, stride, places in _orders(movement):
+        first, size = min(places), max(places) + 1 - min(places)
+        if count == 1 or size > min(_LINE, stride):
+            continue
+        rows = ((Extent(count, stride),), (Extent(size, 1),))
+        turned = ((Extent(count, len(places)),), (Extent(len(places), 1),))
+        piece = Piece(
+            0,
+            start + first,
+            MemoryLayout(rows, element_bits=bits),
+            MemoryLayout(turned, element_bits=bits),
+            (0,),
+            tuple(place - first for place in places),
+        )
+        layout = _lines(piece.memory.shape)
+        load = plan_access(layout, piece.memory, _alignment(piece.start, bits))
+        store = plan_access(piece.stored(layout), piece.target)
+        code = _DIRECT + _code(load, _LOAD_GUARD) + _code(store, _STORE_GUARD)
+        # Elements of less than a word are taken apart, and put together.
+        code += layout.registers if bits < 32 else 0
+        yield Direct(((piece, layout),), code, min(load.width_bytes, store.width_bytes))
+
+
+def _orders(movement: Movement) -> Iterator[tuple[int, int, int, list[int]]]:
+    """Rows whose elements are those of evenly spaced rows of one array: how many, where the first
+    begins, how far they are apart, and which elements each is made of, from there on."""
+    if not isinstance(movement, View):
+        strips = movement.strips
+        if movement.width <= _LINE and len({(one.source, one.stride) for one in strips}) == 1:
+            places = [one.start + n for one in strips for n in range(one.size)]
+            yield movement.count, 0, strips[0].stride, places
+        return
+    for cut in range(1, len(movement.extents)):
+        outer, inner = movement.extents[:cut], movement.extents[cut:]
+        even = all(a.stride == b.size * b.stride for a, b in itertools.pairwise(outer))
+        if even and outer[-1].stride > 0 and math.prod(e.size for e in inner) <= _LINE:
+            steps = [[n * e.stride for n in range(e.size)] for e in inner]
+            places = [sum(place) for place in itertools.product(*steps)]
+            yield math.prod(e.size for e in outer), movement.offset, outer[-1].stride, places
+
+
+def _lines(shape: tuple[int, ...]) -> RegisterLayout:
+    """A layout of a matrix in which threads have whole rows."""
+    rows = padded((shape[0], 1))
+    # Registers are numbered row by row.
+    line = (Digit(shape[1], Owner.REGISTER, rows.registers),)
+    return RegisterLayout(shape, (rows.dims[0], line), 1)
 
 
 def loop_code(movement: Movement) -> int:

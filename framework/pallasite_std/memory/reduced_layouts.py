@@ -40,7 +40,8 @@ _SECTOR = 32
 @functools.lru_cache(maxsize=4096)
 def suits_reduction(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> bool:
     """Whether the default layout does for a reduction: it has neither padding nor counts of lanes
-    that are no powers of two, no thread runs across a dimension, and lanes exchange few values."""
+    that are no powers of two, no thread runs across a dimension, and lanes exchange few values, and
+    warps none."""
     layout = default_strided(shape, bits)
     threads = [digit for digit in layout.digits if digit.owner.is_thread]
     whole = all(n == 1 or d in axes for d, n in enumerate(shape))
@@ -48,8 +49,16 @@ def suits_reduction(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) ->
         not layout.is_padded
         and (whole or not layout.flat)
         and not any(digit.size & (digit.size - 1) for digit in threads)
-        and (whole or _exchanged(layout, axes, bits) <= _FEW)
+        and (whole or (_exchanged(layout, axes, bits) <= _FEW and not _crosses(layout, axes)))
     )
+
+
+def _crosses(layout: RegisterLayout, axes: tuple[int, ...]) -> bool:
+    """Whether warps exchange values for a reduction in a layout of an odd shape."""
+    if not any(n & (n - 1) for n in layout.shape):
+        return False
+    warps = (digit for d in axes for digit in layout.dims[d] if digit.owner is Owner.WARP)
+    return any(digit.size > 1 for digit in warps)
 
 
 def _exchanged(layout: RegisterLayout, axes: tuple[int, ...], bits: int) -> int:
@@ -67,13 +76,16 @@ def _exchanged(layout: RegisterLayout, axes: tuple[int, ...], bits: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def reduced(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> RegisterLayout | None:
+def reduced(
+    shape: tuple[int, ...], axes: tuple[int, ...], bits: int, sector: float = 1 / 8
+) -> RegisterLayout | None:
     """A layout in which a lane has few instructions for a reduction, where the default is none.
 
     Args:
       shape: of the array.
       axes: that are reduced.
       bits: of an element.
+      sector: instructions that make up for a sector that an access touches.
 
     Returns:
       The threads in powers of two over the dimensions, each of which is padded to whole numbers;
@@ -87,6 +99,8 @@ def reduced(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> Registe
         return None
     widths = [n for n in (16, 8, 4, 2, 1) if 8 <= n * bits <= 128]
     if all(n == 1 or d in axes for d, n in enumerate(shape)):
+        if math.prod(shape) <= SHORT and bits >= 8:
+            return _in_each_thread(shape)
         return min((row(shape, n) for n in widths), key=lambda one: _row_work(one, bits))
     last = len(shape) - 1
     tried = [
@@ -99,7 +113,9 @@ def reduced(shape: tuple[int, ...], axes: tuple[int, ...], bits: int) -> Registe
         vectors = (*shape[:-2], -(-shape[-2] // 2), shape[-1])
         tried += [(last - 1, one) for one in _distributions(vectors, 2)]
     alone = [] if pairs else [(dim, one) for dim, one in tried if _is_alone(shape, axes, *one)]
-    best = min((_work(shape, axes, bits, dim, *one), dim, one) for dim, one in alone or tried)
+    best = min(
+        (_work(shape, axes, bits, sector, dim, *one), dim, one) for dim, one in alone or tried
+    )
     return _layout(shape, best[1], *best[2])
 
 
@@ -131,8 +147,9 @@ def by_rows(shape: tuple[int, ...], bits: int) -> RegisterLayout | None:
     if _in_pairs(shape, bits):
         along, width = last - 1, 2
     else:
-        widths = (n for n in (16, 8, 4, 2, 1) if n * bits <= 128 and shape[-1] % n == 0)
-        width = next((n for n in widths if shape[-1] >= 16 * n), 1)
+        widths = [n for n in (16, 8, 4, 2, 1) if n * bits <= 128 and shape[-1] % n == 0]
+        # Lanes have a word at least, if they can.
+        width = next(n for n in widths if shape[-1] >= 16 * n or n * bits <= 32 or n == 1)
     vectors[along] = -(-vectors[along] // width)
     lanes, warps = [1] * len(shape), [1] * len(shape)
     lanes[last] = min(LANES, 1 << (vectors[last] - 1).bit_length())
@@ -142,7 +159,7 @@ def by_rows(shape: tuple[int, ...], bits: int) -> RegisterLayout | None:
     return _layout(shape, along, width, tuple(lanes), tuple(warps))
 
 
-_SHORT = 8
+SHORT = 8
 """Elements of a line, at most, that one lane has rather than several."""
 
 
@@ -153,17 +170,29 @@ def in_lines(shape: tuple[int, ...], axis: int) -> RegisterLayout | None:
     extent = shape[axis]
     if extent < 2 or 0 in shape or not any(n & (n - 1) for n in shape):
         return None
-    if extent > _SHORT and math.prod(shape[axis + 1 :]) < LANES * WARPS:
+    if extent > SHORT and math.prod(shape[axis + 1 :]) < LANES * WARPS:
         return None
-    others = padded(tuple(1 if d == axis else n for d, n in enumerate(shape)))
+    rest = tuple(1 if d == axis else n for d, n in enumerate(shape))
+    enough = math.prod(rest) // (LANES * WARPS)
+    vector = next(n for n in (4, 2, 1) if rest[-1] % n == 0 and n <= max(1, enough))
+    others = padded(rest, vector)
     dims = list(others.dims)
     dims[axis] = (Digit(extent, Owner.REGISTER, others.registers),)
-    return RegisterLayout(shape, tuple(dims), 1)
+    return RegisterLayout(shape, tuple(dims), vector)
 
 
 def _in_pairs(shape: tuple[int, ...], bits: int) -> bool:
     """Whether two rows share registers: each would begin between two words of memory."""
     return bits == 16 and len(shape) > 1 and shape[-1] % 2 == 1 and shape[-2] > 1
+
+
+def _in_each_thread(shape: tuple[int, ...]) -> RegisterLayout:
+    """All threads hold all elements."""
+    dims = [
+        (Digit(n, Owner.REGISTER, math.prod(shape[d + 1 :])),) if n > 1 else ()
+        for d, n in enumerate(shape)
+    ]
+    return RegisterLayout(shape, tuple(dims), 1)
 
 
 def _row_work(layout: RegisterLayout, bits: int) -> int:
@@ -194,6 +223,7 @@ def _work(
     shape: tuple[int, ...],
     axes: tuple[int, ...],
     bits: int,
+    sector: float,
     along: int,
     width: int,
     lanes: tuple[int, ...],
@@ -220,7 +250,7 @@ def _work(
     touched = _sectors(shape, bits, together, lanes) * accesses
     # Two elements become one register by one more instruction.
     combined = max(1.0, width * max(16, bits) / 32) + (accesses - 1) / 2
-    work = registers * (2 * accesses + combined + touched / 8)
+    work = registers * (2 * accesses + combined + touched * sector)
     work += -(-values * max(16, bits) // 32) * (steps * _EXCHANGE + crossing * _ACROSS_WARPS)
     return work + crossing * _ACROSS_WARPS + _GUARD * (groups - unguarded)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 from pallasite.plugin.layouts import (
     LANES,
@@ -101,3 +102,27 @@ def suitable_layouts(reference: MemoryReference) -> list[Layout]:
         return [best]
     other = better_row(best, 8 * min(16, reference.offset_alignment) // reference.element_bits)
     return [best] if other is None else [best, other]
+
+
+def same_row(layout: Layout, shape: tuple[int, ...]) -> RegisterLayout | None:
+    """The layout of an array of another size whose elements, as far as both have them, lie where
+    those of a :func:`row` do; None if a layout is none."""
+    if not isinstance(layout, RegisterLayout) or not layout.flat or 0 in shape:
+        return None
+    (digits,) = layout.dims
+    if [digit.owner for digit in digits[1:]] != [Owner.WARP, Owner.LANE, Owner.VECTOR]:
+        return None
+    first, *others = digits
+    if first.owner is not Owner.REGISTER or first.stride != 1:
+        return None
+    count = -(-math.prod(shape) // math.prod(digit.size for digit in others))
+    return RegisterLayout(
+        tuple(shape), ((Digit(count, Owner.REGISTER, 1), *others),), layout.vector_length, flat=True
+    )
+
+
+def is_beginning(shape: Sequence[int], starts: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether a slice is the first elements of the row-major flattened array."""
+    cut = next((d for d, size in enumerate(sizes) if size != shape[d]), len(shape))
+    after = zip(shape[cut + 1 :], sizes[cut + 1 :], strict=True)
+    return not any(starts) and math.prod(shape[:cut]) == 1 and all(n == m for n, m in after)

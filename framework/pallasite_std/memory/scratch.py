@@ -350,13 +350,15 @@ def _truncated(value: ir.Value) -> ir.Value:
 def _is_long(view: MemoryReference, layout: RegisterLayout, ordering: int) -> bool:
     """Whether the code that loads a view is longer than so many instructions that bring it into
     order, and what then loads row-major memory."""
-    if view.element_bits < 8 or view.layout.is_contiguous or view.layout.size == 1:
+    if view.element_bits < 8 or view.layout.size == 1:
         return False
     rows = row_major(view.shape, view.element_bits)
-    direct = padded(view.shape) if layout.flat else layout
-    more = 2 * direct.registers + _EXCHANGE if layout.flat else 0
+    exchanged = layout.flat and not view.layout.is_contiguous
+    direct = padded(view.shape) if exchanged else layout
+    more = 2 * direct.registers + _EXCHANGE if exchanged else 0
     try:
-        loaded = len(plan_access(direct, view.layout, 16).everything) + more
+        loaded = len(plan_access(direct, view.layout, min(16, view.offset_alignment)).everything)
+        loaded += more
     except InvalidValueError:
         return True  # Lanes do not take what the view has along a dimension.
     return loaded > len(plan_access(layout, rows, 16).everything) + ordering

@@ -15,6 +15,7 @@ from pallasite.plugin import Semantics
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import types
 from pallasite.plugin.language import MemorySpace, memory_space_of
+from pallasite_std.memory.reduced_layouts import SHORT
 from pallasite_std.memory.relayout import USUAL
 from pallasite_std.passes.odd_rows import is_whole
 
@@ -25,9 +26,6 @@ _SHARE = 3
 
 _FEW = 4
 """Accesses of a thread to a slice that are always fewer than what else moves it."""
-
-_SHORT = 8
-"""Elements of a row, at most, that one thread has rather than several."""
 
 
 def load_slices(jaxpr: Any, context: Any) -> Any:
@@ -77,11 +75,12 @@ def _is_flat(equation: Any) -> bool:
 
 def _is_renamed(equation: Any) -> bool:
     """Whether it takes columns of rows so short that threads have whole ones, of which there are
-    enough for most threads: elements of the slice are registers of the array, in its layout."""
+    enough for the greater part of them: elements of the slice are registers of the array, in its
+    layout."""
     whole, part = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     cut = [dim for dim, extent in enumerate(whole) if part[dim] != extent]
-    many = bool(8 * math.prod(whole[:-1]) > 7 * _THREADS)
-    return cut == [len(whole) - 1] and whole[-1] <= _SHORT and many
+    many = bool(2 * math.prod(whole[:-1]) > _THREADS)
+    return cut == [len(whole) - 1] and whole[-1] <= SHORT and many
 
 
 def _is_worth_it(equation: Any, planned: bool) -> bool:
@@ -94,7 +93,7 @@ def _is_worth_it(equation: Any, planned: bool) -> bool:
         return True  # It cannot go through shared memory.
     if _SHARE * size > math.prod(whole.shape):
         return False
-    if planned and (_is_flat(equation) or _is_renamed(equation)):
+    if _is_renamed(equation) or (planned and _is_flat(equation)):
         return False
     few: bool = _accesses(equation, bits) <= max(_FEW, 2 * -(-size * bits // (128 * _THREADS)))
     return few

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite.plugin import InvalidValueError
+from pallasite.plugin import InvalidValueError, Semantics
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import types
 from pallasite.plugin.jaxprs import RegionKind
@@ -36,6 +36,9 @@ _SLACK = 8192
 
 _UNIT = 64
 """Bits of what is moved as one, at most."""
+
+_FEW = 4 * 128
+"""Elements, at most, that are transposed without shared memory."""
 
 _CONFLICTS = 4
 """Accesses of a warp to one bank, at most, when arrays are transposed."""
@@ -68,12 +71,14 @@ class _Array:
       layout: where in it the elements are.
       offset: of the first.
       flat: whether the layout is that of the flattened array.
+      stepped: whether elements between others are left out.
     """
 
     reference: Any
     layout: MemoryLayout
     offset: int = 0
     flat: bool = False
+    stepped: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,16 +273,18 @@ class _Kernel:
         bits = _bits(aval)
         stored = -(-sum(sizes) * bits // 8)
         if isinstance(movement, View) and isinstance(value, _Array):
-            strides = [extent.stride for extent in movement.extents]
+            steps = [extent.stride for extent in movement.extents]
+            strides = [abs(step) for step in steps]
             again = 0 in strides
             in_order = sorted(strides, reverse=True) == strides
             if not in_order and not again:
                 # Both arrays together do not fit.
                 step = strides[-1] * bits // 32
                 few = math.gcd(step, BANKS) <= _CONFLICTS
-                if not few or bits < 32 or stored + math.prod(aval.shape) * bits // 8 <= USUAL:
-                    return False
-            elif not again and strides[-1] == 1:
+                fits = stored + math.prod(aval.shape) * bits // 8 <= USUAL
+                if not few or bits < 32 or fits:
+                    return self._is_short(movement, math.prod(aval.shape), bits)
+            elif not (again or value.stepped) and strides[-1] == 1 and steps == strides:
                 return False
         count = math.gcd(movement.run, _UNIT // bits)
         if direct(movement.of_units(count), bits * count) is not None:
@@ -285,6 +292,13 @@ class _Kernel:
         dtype = np.dtype(f"uint{bits}")
         windows = elements(movement, sizes, dtype).windows(0, math.prod(aval.shape))
         return sum(last - first for first, last in windows) * bits // 8 <= self.room
+
+    def _is_short(self, movement: Movement, size: int, bits: int) -> bool:
+        """Whether threads have few elements, which they store where they belong; under lane
+        semantics, loads follow what becomes of them."""
+        spec = self.context.spec
+        planned = spec is not None and spec.params.semantics.extends(Semantics.WARPGROUP)
+        return planned and size <= _FEW and direct(movement, bits) is not None
 
 
 def _bits(aval: Any) -> int:
@@ -330,7 +344,7 @@ def _joined(parts: Sequence[_Value | None], equation: Any) -> _Joined | None:
             return None
         size = math.prod(atom.aval.shape[dimension:])
         stride = _stride(part.layout.flat_extents, count, size)
-        if stride is None:
+        if stride is None or stride < 0:
             return None
         if part.reference not in references:
             references.append(part.reference)
@@ -396,7 +410,19 @@ def _sliced(array: _Array, equation: Any) -> _Array | None:
         stride = own[0].stride if own else 0
         offset += start * stride
         dims.append((Extent(size, stride * step),))
-    return _Array(array.reference, array.layout.with_dims(dims), offset)
+    stepped = array.stepped or any(step != 1 for step in strides)
+    return _Array(array.reference, array.layout.with_dims(dims), offset, stepped=stepped)
+
+
+def _reversed(array: _Array, equation: Any) -> _Array | None:
+    dims, offset = list(array.layout.dims), array.offset
+    for d in equation.params["dimensions"]:
+        if len(dims[d]) > 1:
+            return None
+        for own in dims[d]:
+            dims[d] = (Extent(own.size, -own.stride),)
+            offset += (own.size - 1) * own.stride
+    return dataclasses.replace(array, layout=array.layout.with_dims(dims), offset=offset)
 
 
 def _same(array: _Array, equation: Any) -> _Array:
@@ -411,6 +437,7 @@ _RULES: dict[Any, Callable[[_Array, Any], _Array | None]] = {
     _jax.broadcast_to_p: _stretched,
     _jax.slice_p: _sliced,
     _lax.copy_p: _same,
+    jax.lax.rev_p: _reversed,
     jax.lax.tile_p: _tiled,
 }
 _SAME_ORDER = (_lax.reshape_p, _lax.squeeze_p, _lax.copy_p)

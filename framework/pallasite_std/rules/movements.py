@@ -77,11 +77,22 @@ def _by_registers(
     for piece, layout in plan.pieces:
         source = arrays[piece.source].with_layout(piece.memory)
         source = dataclasses.replace(source, offset=piece.start)
-        loaded.append(load_array(ctx.launch, source, layout))
+        loaded.append(_in_order(piece, load_array(ctx.launch, source, layout)))
     if target.may_be_read:  # Other lanes may have to load first what is stored here.
         ctx.synchronize()
     for (piece, layout), array in zip(plan.pieces, loaded, strict=True):
-        _store_copies(ctx, target, piece, layout, array)
+        _store_copies(ctx, target, piece, piece.stored(layout), array)
+
+
+def _in_order(piece: Piece, array: RegisterArray) -> RegisterArray:
+    """The elements of the result, of which threads have whole rows if the order changes."""
+    assert isinstance(array.layout, RegisterLayout)
+    if piece.order is None:
+        return array
+    line = array.shape[1]
+    firsts = range(0, array.layout.registers, line)
+    registers = [array.registers[first + place] for first in firsts for place in piece.order]
+    return RegisterArray(tuple(registers), piece.stored(array.layout), array.dtype)
 
 
 def _store_copies(

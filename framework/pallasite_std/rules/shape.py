@@ -37,9 +37,10 @@ from pallasite.plugin.lowering import (
 )
 from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.joins import joined
+from pallasite_std.memory.reduced_layouts import SHORT, in_lines
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.relayout import USUAL, as_bytes, in_whole_bytes
-from pallasite_std.memory.rows import better_row, moved
+from pallasite_std.memory.rows import better_row, is_beginning, moved, same_row
 from pallasite_std.memory.scratch import (
     by_loop,
     copied,
@@ -345,8 +346,16 @@ def _turned(memory: MemoryReference, permutation: Sequence[int]) -> MemoryRefere
 
 
 @rules.layout(_jax.slice_p)
-def _slice_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[None]:
-    return [None] * len(ctx.avals_in)
+def _slice_layout(
+    ctx: LayoutContext, wanted: Any, *, limit_indices: Sequence[int], **params: Any
+) -> list[Layout | None]:
+    """Lanes that hold whole rows rename registers for parts of these."""
+    shape = tuple(ctx.avals_in[0].shape)
+    cut = [d for d, size in enumerate(ctx.avals_out[0].shape) if size != shape[d]]
+    bits = types.bit_width(ctx.avals_in[0].dtype)
+    if cut != [len(shape) - 1] or shape[-1] > SHORT or bits < 8:
+        return [None]
+    return [in_lines(shape, len(shape) - 1)]
 
 
 def _slice_result(
@@ -360,7 +369,8 @@ def _slice_result(
 
 
 def _slice_moves(avals_in: Any, **params: Any) -> bool:
-    """Whether the slice goes through memory, as far as that is known before there are layouts."""
+    """Whether the slice goes through memory, as far as that is known before there are layouts, or
+    is the beginning of a row."""
     aval = avals_in[0]
     try:
         layout = default_strided(tuple(aval.shape), types.bit_width(aval.dtype))
@@ -368,7 +378,10 @@ def _slice_moves(avals_in: Any, **params: Any) -> bool:
     except InvalidValueError:
         return True
     odd = any(extent & (extent - 1) for extent in aval.shape)
-    return goes or (odd and _row_is_less(tuple(aval.shape), types.bit_width(aval.dtype)))
+    beginning = is_beginning(aval.shape, params["start_indices"], params["limit_indices"])
+    beginning &= types.is_bool(aval.dtype) or types.bit_width(aval.dtype) >= 8
+    row = beginning or _row_is_less(tuple(aval.shape), types.bit_width(aval.dtype))
+    return goes or (odd and row)
 
 
 _slice_layout.result_layouts = _slice_result  # type: ignore[attr-defined]
@@ -395,12 +408,17 @@ def _slice(
             change = tf.slice_(x.layout, start_indices, sizes)
             if planned is None or change.layout == planned:
                 return rearrange(x, change)
+    row = same_row(x.layout, sizes)
+    wanted = ctx.layout_hint or row
+    beginning = all(step == 1 for step in steps) and is_beginning(x.shape, start_indices, sizes)
+    if beginning and row is not None and wanted == row:
+        return RegisterArray(tuple(x.registers[: row.registers]), row, x.dtype)
     # The slice cuts through what one thread number describes.
     return copied(
         ctx,
         whole_bytes(x),
         lambda memory: viewed(memory, start_indices, sizes, steps),
-        ctx.layout_hint or moved(sizes, max(8, types.bit_width(x.dtype))),
+        wanted or moved(sizes, max(8, types.bit_width(x.dtype))),
     )
 
 
