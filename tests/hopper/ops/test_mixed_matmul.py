@@ -210,7 +210,8 @@ def test_tiles_that_fill_rounds():
         ((1993, 1280, 1280), 160, 128, 1),  # 130
         ((3000, 6144, 5120), 160, 128, 1),  # 912, seven rounds
         ((423, 3072, 3072), 88, 128, 1),  # 120
-        ((256, 4096, 4096), 128, 128, 2),  # 64 of two blocks
+        ((256, 4096, 4096), 128, 64, 2),  # 64 of two blocks
+        ((200, 8192, 8192), 104, 128, 1),  # 128
     ):
         config = default_config(*extents, 8, 2)
         assert (config.tile_m, config.tile_k, config.split_k) == (rows, depth, parts)

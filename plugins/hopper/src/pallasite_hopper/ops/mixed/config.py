@@ -25,9 +25,16 @@ _BEGIN, _ADD_UP = 32e3, 64e3
 which blocks add up their sums: 1.2 microseconds, or twice that, where a row of one step takes 0.038
 nanoseconds. That fits the times of 28 shapes within 3 %, on an H200 (2026-11,
 ``benchmarks/mixed_shapes.py``)."""
-_READ = 3
-"""Bytes that are read in the time of a row of one step, at most; for tiles of fewer rows than 128,
-which have not been measured there."""
+_FLAT_TILES, _FLAT_STEP, _BIT = 0.4, 53.0, 3.0
+"""Rows that a step of a tile of fewer rows than 128 counts as, at least: for each of its rows, for
+any, and for each bit of a weight. Measured there (tiles of 72 to 104 rows)."""
+_SMALLER = 0.02
+"""What a tile of half of the 256 rows takes more, since it reads more; measured there as well."""
+_ROUNDS_OF_PAIRS = 4
+"""Rounds of tiles of 256 rows from which two blocks fetch activations together, with weights of 4
+bits: 1 % less time; with 8 bits it is the same."""
+_SPLIT_STAGES = 4
+"""Stages at least where blocks share the steps of a tile: with 3, they take up to a fourth more."""
 _FEW_M_TILES, _FLAT = 8, 160
 """Where few tiles along m have so few rows, each line along m is visited as a whole; else 16 tiles
 along n are visited together. Measured there, too."""
@@ -153,7 +160,9 @@ def default_config(
         tile_m = next(tile for tile in reversed(_TILES_M) if tile >= m)
         config = MixedConfig(tile_m=tile_m, tile_k=128, epilogue_m=min(tile_m, 16))
         most = _parts(-(-n // 128), k, 512, multiprocessors)
-        return _with_parts([config], most, weight_bits, out_size, group)
+        shallow = dataclasses.replace(config, tile_k=64)
+        configs = [config, shallow] if most > 1 and not group else [config]
+        return _with_parts(configs, most, weight_bits, out_size, group)
 
     def by_time(tile_m: int) -> tuple[float, int, MixedConfig]:
         tiles = -(-m // tile_m) * -(-n // 128)
@@ -165,7 +174,11 @@ def default_config(
         most = _parts(tiles, k, 256, multiprocessors)
         found = _with_parts(depths, most, weight_bits, out_size, group)
         rounds = -(-tiles * found.split_k // multiprocessors)
-        step = max(tile_m, (2 * tile_m + 16 * weight_bits) / _READ)
+        shared = weight_bits == 4 and tile_m == 256 and n % 256 == 0 and not group
+        if shared and rounds >= _ROUNDS_OF_PAIRS:
+            found = dataclasses.replace(found, cluster=2)
+        step = max(tile_m, _FLAT_TILES * tile_m + _FLAT_STEP + _BIT * weight_bits)
+        step *= 1 + _SMALLER * (256 / tile_m - 1)
         time = rounds * (step / found.split_k + _BEGIN / k)
         time += _ADD_UP / k if found.split_k > 1 else 0
         return time, -tile_m, found
@@ -184,7 +197,8 @@ def _with_parts(
             found = dataclasses.replace(config, split_k=split)
             found = found.filled(weight_bits, out_size, group)
             last = config is configs[-1]
-            if found.stages >= 3 and (last or not group or found.fits_group(group)):
+            several = found.stages >= (_SPLIT_STAGES if split > 1 and len(configs) > 1 else 3)
+            if several and (last or not group or found.fits_group(group)):
                 return found
         if split == 1:
             return found

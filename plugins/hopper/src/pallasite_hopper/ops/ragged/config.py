@@ -127,5 +127,8 @@ def ragged_configs(rows: int, columns: int, out_size: int = 2) -> list[RaggedCon
     ):
         for band in (4, 8, 16):
             config = RaggedConfig(tile_m=tile_m, tile_n=tile_n, split=split, band=band)
+            if config.warpgroup_m * config.warpgroup_n > 128 * 64 and split == "n":
+                # Room for a fourth stage.
+                config = dataclasses.replace(config, epilogue_buffers=1)
             found.append(config.filled(out_size))
     return list(dict.fromkeys(found))
