@@ -127,9 +127,9 @@ def listed_few_rows(sizes: Sizes) -> list[FewRowsConfig]:
     return list(dict.fromkeys([*ordered[:2], *some]))
 
 
-def copied_by_lanes(*operands: Any, **options: Any) -> Any:
-    """Our kernel with copies of the operands by a kernel of ours instead of XLA's."""
-    with mock.patch.object(run, "aligned", padding.aligned):
+def copied_by_xla(*operands: Any, **options: Any) -> Any:
+    """Our kernel with copies of the operands by XLA instead of a kernel of ours."""
+    with mock.patch.object(run, "aligned", padding.by_xla):
         return matmul(*operands, **options)
 
 
@@ -142,12 +142,12 @@ def ways(shape: Shape) -> tuple[dict[str, Callable[..., Any]], dict[str, float]]
         "xla": shape.product,
         "ours": functools.partial(matmul, **options),
         "copies": functools.partial(matmul, config=config, **options),
-        "copies by lanes": functools.partial(copied_by_lanes, config=config, **options),
+        "copies by XLA": functools.partial(copied_by_xla, config=config, **options),
     }
     estimates = {
         "xla": unaligned.nanoseconds_by_xla(sizes) / 1e3,
         "copies": unaligned.nanoseconds_with_copies(sizes) / 1e3,
-        "copies by lanes": unaligned.nanoseconds_with_copies(sizes) / 1e3,
+        "copies by XLA": unaligned.nanoseconds_with_copies(sizes) / 1e3,
     }
     if not shape.others:
         return found, estimates
@@ -247,7 +247,7 @@ def show(shape: Shape, row: Measured) -> str:
     """A line about a shape."""
     text = ", ".join(
         f"{name} {row.times[name]:.1f}"
-        for name in ("xla", "torch", "copies", "copies by lanes", "ours")
+        for name in ("xla", "torch", "copies", "copies by XLA", "ours")
     )
     for kind, title in (("DirectConfig", "without copies"), ("FewRowsConfig", "few rows")):
         times = {name: time for name, time in row.times.items() if name.startswith(kind)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallasite import config
-from pallasite_hopper.ops.dense.padding import aligned
+from pallasite_hopper.ops.dense.padding import aligned, with_longer_rows
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.runs_kernels
         ((1, 9), "bfloat16"),
         ((17, 1001), "int16"),
         ((9, 36), "float16"),
+        ((2, 40), "float16"),  # Rows that are multiples of vectors.
         ((4, 3), "float16"),  # Less than a vector.
     ],
 )
@@ -34,6 +35,6 @@ def test_rows(shape, dtype):
         np.dtype(getattr(ml_dtypes, dtype, dtype))
     )
     with config.scoped(sanitize=True):
-        found = np.asarray(jax.vmap(aligned)(jnp.asarray(x)))
+        found = np.asarray(jax.vmap(with_longer_rows)(jnp.asarray(x)))
         np.testing.assert_array_equal(np.asarray(aligned(jnp.asarray(x[0]))), found[0])
     np.testing.assert_array_equal(found, np.pad(x, ((0, 0), (0, 0), (0, -shape[1] % 8))))

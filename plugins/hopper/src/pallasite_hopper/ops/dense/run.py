@@ -21,12 +21,12 @@ from pallasite_hopper.ops.dense.direct import build as build_direct
 from pallasite_hopper.ops.dense.few_rows import FewRowsConfig
 from pallasite_hopper.ops.dense.few_rows import build as build_few_rows
 from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build, resident_clusters
+from pallasite_hopper.ops.dense.padding import aligned
 from pallasite_hopper.ops.dense.unaligned import left_to_xla, without_copies
 from pallasite_std.api import (
     Epilogue,
     MatmulCall,
     MatmulProblem,
-    aligned,
     padded_columns,
 )
 
@@ -177,6 +177,7 @@ def _run_with_rest(
 ) -> jax.Array:
     """Two kernels, of which the second writes into the result of the first."""
     m, n = problem.m, problem.n
+    a, b = aligned(a), aligned(b)
     whole = Region(0, m, 0, n)
     if config.rest_along == "m":
         first, second = (dataclasses.replace(whole, **{end: config.rest_from}) for end in _ROWS)
