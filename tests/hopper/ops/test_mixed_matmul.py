@@ -303,7 +303,7 @@ def test_message_of_dtypes():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("tile_m", 12), ("tile_n", 64), ("tile_k", 32), ("pieces", 3), ("stages", 1), ("split_k", 0),
-     ("cluster", 3), ("grid_minor", "k"), ("epilogue_m", 24)],
+     ("cluster", 3), ("grid_minor", "k"), ("epilogue_m", 20)],
 )  # fmt: skip
 def test_configuration_messages(name, value):
     with pytest.raises(InvalidValueError, match=f"MixedConfig.{name} does not fit"):
