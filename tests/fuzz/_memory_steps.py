@@ -23,7 +23,11 @@ type Part = tuple[slice, ...]
 
 
 class Array:
-    """Memory as an array, for references."""
+    """Memory as an array, for references.
+
+    Parts are changed by selection: what XLA compiles for the CPU updates slices in place, also
+    where it reads them later (``x.at[4:8].set(x[2:6])`` under ``jax.jit``, with other steps).
+    """
 
     def __init__(self, value: Any):
         self.value = value
@@ -32,7 +36,13 @@ class Array:
         return self.value[part]
 
     def store(self, part: Part, x: Any) -> None:
-        self.value = self.value.at[part].set(x)
+        inside = self._placed(part, jnp.ones(x.shape, np.bool_))
+        self.value = jnp.where(inside, self._placed(part, x), self.value)
+
+    def _placed(self, part: Part, x: Any) -> Any:
+        """An array of the whole shape with ``x`` at its place, zeros elsewhere."""
+        sizes = zip(part, self.value.shape, strict=True)
+        return lax.pad(x, np.zeros((), x.dtype), [(p.start, n - p.stop, 0) for p, n in sizes])
 
     def swap(self, part: Part, x: Any) -> Any:
         old = self.value[part]
@@ -40,7 +50,7 @@ class Array:
         return old
 
     def add(self, part: Part, x: Any) -> None:
-        self.value = self.value.at[part].add(x)
+        self.store(part, self.value[part] + x)
 
     def atomic(self, part: Part, x: Any) -> None:
         self.add(part, x)

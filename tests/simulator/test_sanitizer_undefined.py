@@ -33,6 +33,8 @@ DISCARDED = {
     "prmt.b32 %r0, %t, %never, %sel;",
     "the other half of a pair": "mov.b64 %x, {%t, %never}; mov.b64 {%r0, %r1}, %x;",
     "a half that is cut off": "mov.b64 %x, {%t, %never}; cvt.u32.u64 %r0, %x;",
+    "a half that is not stored": "mov.b64 %x, {%t, %never}; st.global.b32 [%p], %x;mov.u32 %r0, 1;",
+    "bits that a field replaces": "bfi.b32 %r1, %t, %never, 16, 8;prmt.b32 %r0, %r1, %t, 0x4442;",
     "a half that is shifted out": "mov.b64 %x, {%never, %t}; shr.u64 %x, %x, 32;"
     "cvt.u32.u64 %r0, %x;",
     "bits that are masked": "mov.b32 %r1, 255; and.b32 %r0, %never, 0; or.b32 %r0, %r0, %t;",
@@ -68,6 +70,15 @@ USED = {
     "a byte that is selected": ("prmt.b32 %r0, %t, %never, 0x3214;", VALUE),
     "the sign of a byte": ("prmt.b32 %r0, %t, %never, 0x321f;", VALUE),
     "the undefined half": ("mov.b64 %x, {%t, %never}; mov.b64 {%r1, %r0}, %x;", VALUE),
+    "the half that is stored": (
+        "mov.b64 %x, {%never, %t}; st.global.b32 [%p], %x; mov.u32 %r0, 1;",
+        VALUE,
+    ),
+    "a field": ("bfi.b32 %r1, %never, %t, 16, 8; prmt.b32 %r0, %r1, %t, 0x4442;", VALUE),
+    "bits beside a field": (
+        "bfi.b32 %r1, %t, %never, 16, 8; prmt.b32 %r0, %r1, %t, 0x4443;",
+        VALUE,
+    ),
     "an arithmetic shift": ("shr.s32 %r0, %never, 31;", VALUE),
     "bits that are kept": ("and.b32 %r0, %never, 1;", VALUE),
     "a choice by an undefined predicate": (

@@ -233,7 +233,7 @@ class UndefinedValues:
         of_address = self.wave.program.register(base) if isinstance(base, Register) else -1
         stored = sum(len(one.lanes) for one in stores)
         if stored < lanes.count:
-            return reads
+            return [one for one in reads if one.register == of_address or _is_stored(one)]
         wrong = [one for one in reads if one.register == of_address]
         known = self._known(lanes, reads)
         elements = self._elements(value)
@@ -303,6 +303,8 @@ class UndefinedValues:
                 return np.where(bits[2] != 0, _ALL, picked)
         if name in ("shl", "shr") and isinstance(operands[1], Immediate):
             return self._shifted(instruction, bits[0], operands[1].value)
+        if name == "bfi" and all(isinstance(one, Immediate) for one in operands[2:]):
+            return self._inserted(instruction, bits[0], bits[1])
         if name == "prmt" and instruction.modifiers == ("b32",):
             selector = self._value(lanes, operands[2], known, instruction)
             if selector is not None and not bits[2].any():
@@ -322,6 +324,17 @@ class UndefinedValues:
         if instruction.opcode == "shl":
             return bits << np.uint64(amount)
         return _extended(bits, kind.bits, kind.kind == "signed") >> np.uint64(amount)
+
+    def _inserted(self, instruction: Instruction, field: Array, whole: Array) -> Array:
+        """``bfi`` with a position and a length that are known; each has 8 bits."""
+        kind = next(TYPES[m] for m in instruction.modifiers if m in TYPES)
+        at, length = (
+            one.value & 255 for one in instruction.operands[3:] if isinstance(one, Immediate)
+        )
+        mask = np.uint64(((1 << length) - 1 << at) & ((1 << kind.bits) - 1))
+        placed = field << np.uint64(at) if at < 64 else np.zeros_like(field)
+        found: Array = placed & mask | whole & ~mask
+        return found
 
     # Details --------------------------------------------------------------------------------------
 
@@ -438,6 +451,13 @@ def _extended(bits: Array, width: int, signed: bool) -> Array:
     if not signed:
         return low
     return np.where(bits >> np.uint64(width - 1) & _ONE != 0, low | _ALL << np.uint64(width), low)
+
+
+def _is_stored(read: _Read) -> bool:
+    """Whether undefined bits of a value are among those that are stored: the low ones."""
+    widths = [TYPES[m].bits for m in read.instruction.modifiers if m in TYPES]
+    kept = _ALL >> np.uint64(64 - min(widths[-1], 64)) if widths else _ALL
+    return bool((read.bits.astype(np.uint64) & kept).any())
 
 
 def _permuted(bits: Array, selector: Array) -> Array:
