@@ -100,18 +100,20 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (quantize, "suits_shared", _always),
     ),
     "rows in shared memory by eight": ((shared, "_MOST_THREADS", 8),),
-    "rows streamed to registers": ((streamed, "STREAMED", True),),
-    "shorter rows streamed, too": ((streamed, "STREAMED", True), (streamed, "_LEAST", 4608)),
-    "rows that begin at vectors streamed, too": (
-        (streamed, "STREAMED", True),
-        (streamed, "ALIGNED", True),
+    "rows not streamed": (
+        (norm_kernels, "suits_stream", _never),
+        (quantize, "suits_stream", _never),
     ),
-    "streamed, with products and sums in one": (
-        (streamed, "STREAMED", True),
+    "rows streamed to registers": (
+        (norm_kernels, "suits_stream", _always),
+        (quantize, "suits_stream", _always),
+    ),
+    "shorter rows streamed, too": (
+        (norm_kernels, "suits_stream", _always),
+        (quantize, "suits_stream", _always),
         (streamed, "_LEAST", 4608),
-        (norm_kernels, "ALL_CONTRACTED", True),
     ),
-    "results in shared memory, too": ((shared, "STAGED", True),),
+    "results without a place stored one by one": ((shared, "STAGED", False),),
     "as many rows in shared memory as fit": ((shared, "_FETCHED", 1 << 30),),
     "moments of rows in shared memory in one pass": (
         (norm_kernels, "ONE_PASS_NEAR", True),
@@ -138,13 +140,11 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "as many clusters as fit": ((pipelined, "FITTING_CLUSTERS", 0.92),),
     "tiles of rows": ((elementwise, "LEAST_GROUPED", 1 << 30),),
     "gradients of losses by groups": ((cross_entropy_kernels, "elementwise_kernel", _grouped),),
-    "more blocks by columns": ((pipelines, "MORE_BY_COLUMNS", True),),
-    "four steps at least": ((norm_kernels, "LEAST_STEPS", 4),),
-    "eight steps at least": ((norm_kernels, "LEAST_STEPS", 8),),
-    "gradients of narrow rows by tiles": ((folding_tiles, "TILED", True),),
-    "gradients with products and sums in one": ((norm_kernels, "CONTRACTED", True),),
+    "no more blocks by columns": ((pipelines, "MORE_BY_COLUMNS", False),),
+    "gradients of narrow rows not by tiles": ((folding_tiles, "TILED", False),),
+    "gradients with products and sums apart": ((norm_kernels, "CONTRACTED", False),),
     "smaller tiles": ((elementwise, "ELEMENTS", 8),),
-    "segments of shorter rows": ((segments, "LEAST_COLUMNS", 1 << 13),),
+    "segments of the longest rows": ((segments, "LEAST_COLUMNS", 1 << 19),),
     "no segments": ((segments, "LEAST_COLUMNS", 1 << 40),),
 }
 """What is changed in modules."""

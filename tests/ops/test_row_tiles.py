@@ -98,7 +98,6 @@ def test_single_elements_are_converted_by_the_instruction():
 )
 def test_gradients(rows, columns, dtype, centered, residual, height, part, monkeypatch):
     """With sums over rows; some blocks have one tile more than others."""
-    monkeypatch.setattr(folding_tiles, "TILED", True)
     monkeypatch.setattr(folding_tiles, "_ENOUGH", 1)
     monkeypatch.setattr(norms, "machine", lambda: MACHINE)
     found = []

@@ -30,6 +30,7 @@ def in_shared_memory(monkeypatch):
 
         monkeypatch.setattr(module, "shared_row_kernel", recorded)
         monkeypatch.setattr(module, "suits_shared", lambda *arguments: True)
+        monkeypatch.setattr(module, "suits_stream", lambda *arguments: False)
         monkeypatch.setattr(module, "tiled_row_kernel", lambda *arguments: None)
         kernel.cache_clear()
     monkeypatch.setattr(tiles, "WORD", 16)

@@ -26,8 +26,6 @@ def streams(monkeypatch):
         found.append(real(*arguments))
         return found[-1]
 
-    monkeypatch.setattr(streamed, "STREAMED", True)
-    monkeypatch.setattr(streamed, "ALIGNED", True)
     monkeypatch.setattr(streamed, "_ENOUGH", 1)
     monkeypatch.setattr(streamed, "_LEAST", 4608)
     for module, kernel in ((norms, norm_kernels.forward), (quantize, quantize._kernel)):
@@ -35,6 +33,7 @@ def streams(monkeypatch):
         kernel.cache_clear()
     for module in (norm_kernels, quantize):
         monkeypatch.setattr(module, "row_stream", recorded)
+        monkeypatch.setattr(module, "suits_stream", lambda *arguments: True)
     yield found
     norm_kernels.forward.cache_clear()
     quantize._kernel.cache_clear()
@@ -51,7 +50,7 @@ def streams(monkeypatch):
         (5, 14001, BF16, True, True, np.int8, 8, 2),
         (3, 37001, BF16, False, False, jnp.float8_e4m3fn, 5, 1),
         (3, 32776, BF16, True, False, None, 6, 1),  # Rows begin at whole vectors.
-        (3, 48003, BF16, True, False, None, 4, 0),  # Weights are read again for each row.
+        (3, 38001, BF16, True, False, None, 5, 0),  # Weights are read again for each row.
     ],
 )
 def test_norms(rows, columns, dtype, centered, residual, kind, threads, kept, streams):
@@ -82,18 +81,14 @@ def test_quantization(rows, columns, kind, streams):
 
 def test_streams_fit():
     """Whatever the width, shared memory and registers suffice, and every column has a warpgroup."""
-    streamed.STREAMED = True
-    try:
-        for columns in range(2305, 60_000, 251):
-            for dtypes, vectors in (([BF16], [2, 2]), ([BF16, BF16], [4]), ([F32], [4])):
-                found = streamed.row_stream(1 << 15, columns, dtypes, vectors, 132, MACHINE[1])
-                if found is None:
-                    continue
-                one = found.pipeline
-                assert one.stages >= 2 and 0 < one.last <= one.chunk
-                assert (one.threads - 1) * one.chunk + one.last == columns
-                stage = one.threads * one.fetched * sum(dtype.itemsize for dtype in dtypes)
-                weights = sum(vectors[: found.kept]) * columns
-                assert one.resident * (one.stages * stage + weights + 1024) <= MACHINE[1]
-    finally:
-        streamed.STREAMED = False
+    for columns in range(2305, 60_000, 251):
+        for dtypes, vectors in (([BF16], [2, 2]), ([BF16, BF16], [4]), ([F32], [4])):
+            found = streamed.row_stream(1 << 15, columns, dtypes, vectors, 132, MACHINE[1])
+            if found is None:
+                continue
+            one = found.pipeline
+            assert one.stages >= 2 and 0 < one.last <= one.chunk
+            assert (one.threads - 1) * one.chunk + one.last == columns
+            stage = one.threads * one.fetched * sum(dtype.itemsize for dtype in dtypes)
+            weights = sum(vectors[: found.kept]) * columns
+            assert one.resident * (one.stages * stage + weights + 1024) <= MACHINE[1]

@@ -25,7 +25,7 @@ from pallasite_std.ops.rows.kernel import INSIDE, Rows, Work, in_step
 from pallasite_std.ops.rows.tiles import PlacedChunk, places_taken
 from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_of
 
-TILED = False
+TILED = True
 """Whether gradients of norms of such rows are computed so."""
 
 _FEWEST, _MOST = 64, 768

@@ -31,7 +31,7 @@ from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
 from pallasite_std.ops.rows.pipelines import gradient_pipeline, row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.shared import shared_row_kernel, suits_shared
-from pallasite_std.ops.rows.streamed import row_stream, streamed_row_kernel
+from pallasite_std.ops.rows.streamed import row_stream, streamed_row_kernel, suits_stream
 from pallasite_std.ops.rows.tiles import tiled_row_kernel
 from pallasite_std.ops.rows.tiling import (
     LANES,
@@ -129,7 +129,7 @@ def forward(
         summed = operands.pop(0) if norm.residual else None
         saved = operands
 
-        if early_vectors and not block.staged:
+        if early_vectors and block.tiling.resident and not (block.staged or block.near):
             place = pl.ds(block.resident.first, block.resident.width)
             block.held |= {id(one): one[place] for one in (weight, bias) if one is not None}
 
@@ -231,8 +231,9 @@ def forward(
     streamed = None
     if not norm.residual and columns > least:
         streamed = streamed_rows(rows, columns, dtype, blocks, shared_memory)
-    others = not tiling.resident and streamed is None
-    stream = row_stream(rows, columns, matrices, sizes, blocks, shared_memory, others)
+    stream = None
+    if suits_stream(columns, matrices, norm.quantized is not None, tiling.resident or streamed):
+        stream = row_stream(rows, columns, matrices, sizes, blocks, shared_memory)
     if stream is not None:
         return streamed_row_kernel(
             body, rows, columns, matrices, out_types, norm.name, exchanges, stream, blocks,
@@ -270,14 +271,11 @@ def forward(
 EARLY = 8
 """Warpgroups of a multiprocessor up to which weight and bias are fetched before a reduction."""
 
-ALL_CONTRACTED = False
+ALL_CONTRACTED = True
 """Whether layer norms of rows that begin within vectors have products and sums in one instruction,
 too."""
 
-LEAST_STEPS = 1
-"""Groups of rows that a block sums at least: sums of each block are written, and read again."""
-
-CONTRACTED = False
+CONTRACTED = True
 """Whether gradients whose sums stay in registers have products and sums in one instruction."""
 
 ONE_PASS = False
@@ -558,7 +556,7 @@ def backward(
         )  # fmt: skip
     resident, staging = staged_rows(tiling, rows, count, dtypes, shared_memory)
     group = tiling.height * (1 if staging is None else staging.together)
-    blocks = max(1, min(rows // (group * LEAST_STEPS), multiprocessors * resident))
+    blocks = max(1, min(rows // group, multiprocessors * resident))
     out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
     params = parameters(dtype) if CONTRACTED else plgpu.CompilerParams()
     if staging is not None:

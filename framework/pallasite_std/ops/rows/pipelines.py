@@ -48,8 +48,11 @@ are sums over rows."""
 FORWARD_BY_COLUMNS = False
 """The same where there are none."""
 
-MORE_BY_COLUMNS = False
+MORE_BY_COLUMNS = True
 """Whether twice as many blocks share the columns of rows where fewer have no room for that."""
+
+_FEW_COLUMNS = 12 * 1024
+"""Of fewer, that took longer: 7001 columns 1.48 times as long, 14231 columns 0.77 to 0.90."""
 
 _STEPS = 8
 """Rows of each block from which the beginning and the end of a pipeline do not count."""
@@ -118,7 +121,9 @@ def gradient_pipeline(
     by_columns = BY_COLUMNS and not wide
     found = (_of_blocks(blocks, *given, by_columns) for blocks in CLUSTERS)
     first = next((one for one in found if one is not None), None)
-    if MORE_BY_COLUMNS and first is not None and first.masked and sums and first.blocks <= 2:
+    if first is None or not (first.masked and sums and MORE_BY_COLUMNS):
+        return first
+    if (first.blocks == 1 and columns > _FEW_COLUMNS) or (first.blocks == 2 and sums > 1):
         more = _of_blocks(2 * first.blocks, *given, by_columns)
         return more if more is not None and more.by_columns else first
     return first

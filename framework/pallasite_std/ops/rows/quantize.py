@@ -35,7 +35,7 @@ from pallasite_std.ops.rows.pipelines import row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.segments import in_segments, segment_kernel
 from pallasite_std.ops.rows.shared import shared_row_kernel, suits_shared
-from pallasite_std.ops.rows.streamed import row_stream, streamed_row_kernel
+from pallasite_std.ops.rows.streamed import row_stream, streamed_row_kernel, suits_stream
 from pallasite_std.ops.rows.tiles import tiled_row_kernel
 from pallasite_std.ops.rows.tiling import Registers, row_tiling, size_of
 
@@ -125,8 +125,9 @@ def _kernel(
     )
     if kernel is not None:
         return kernel
-    others = not tiling.resident
-    stream = row_stream(rows, columns, [dtype], (), multiprocessors, shared_memory, others)
+    stream = None
+    if suits_stream(columns, [dtype], False, tiling.resident):
+        stream = row_stream(rows, columns, [dtype], (), multiprocessors, shared_memory)
     if stream is not None:
         return streamed_row_kernel(
             body, rows, columns, [dtype], out_types, "quantize", 1, stream, multiprocessors

@@ -38,9 +38,9 @@ _MOST_RESIDENT = 8
 _WARPGROUPS = 12
 """Those of a multiprocessor: their lanes have 40 registers each."""
 
-STAGED = False
-"""Whether results of which no operand leaves a place in shared memory have one, too; else lanes
-store them one by one."""
+STAGED = True
+"""Whether results of which no operand leaves a place in shared memory have one, too, if there is
+room; else lanes store them one by one."""
 
 _LEAST = 36 * 1024
 """Bytes of a row from which on that is better."""
@@ -113,11 +113,14 @@ def _tiling(columns: int, threads: int) -> RowTiling:
 
 
 def _bytes(
-    columns: int, dtypes: Sequence[np.dtype[Any]], out_dtypes: Sequence[np.dtype[Any]]
+    columns: int,
+    dtypes: Sequence[np.dtype[Any]],
+    out_dtypes: Sequence[np.dtype[Any]],
+    staged: bool,
 ) -> int:
     """Bytes of shared memory of a block, about."""
     taken = places_taken(dtypes, out_dtypes)
-    apart = [one for one, place in zip(out_dtypes, taken, strict=True) if STAGED and place is None]
+    apart = [one for one, place in zip(out_dtypes, taken, strict=True) if staged and place is None]
     return sum(columns * size_of(one) + 128 for one in (*dtypes, *apart)) + 1024
 
 
@@ -148,7 +151,8 @@ def shared_row_kernel(
     """
     matrix = [len(one.shape) == 2 for one in out_types]
     of_matrices = [one.dtype for one, whole in zip(out_types, matrix, strict=True) if whole]
-    needed = _bytes(columns, dtypes, of_matrices)
+    staged_results = STAGED and 2 * _bytes(columns, dtypes, of_matrices, True) <= shared_memory
+    needed = _bytes(columns, dtypes, of_matrices, staged_results)
     resident = min(shared_memory // needed, max(3, _FETCHED // needed), _MOST_RESIDENT)
     unaligned = any(columns * size_of(one) % tiles.WORD for one in dtypes)
     if not unaligned or resident < 2 or rows < _ENOUGH * multiprocessors * resident:
@@ -157,7 +161,6 @@ def shared_row_kernel(
     if rows * columns >= 2**31 or columns < 2 * threads * LANES:
         return None
     taken, total = places_taken(dtypes, of_matrices), rows * columns
-    staged_results = STAGED
 
     def vector_of(dtype: Any) -> int:
         return VECTOR_BYTES // size_of(dtype)
