@@ -433,8 +433,10 @@ def test_estimates_of_rows_that_the_copy_engine_cannot_read(m, n, k, across_a, a
     assert not left_to_xla(aligned) and (copies or not left_to_xla(sizes))
     if not across_a:
         operands = sum(x % 8 != 0 for x in (k, k if across_b else n))
-        added = nanoseconds_with_copies(sizes) - nanoseconds_with_copies(aligned)
-        assert added > 300 * operands if operands else added >= 0
+        without = nanoseconds_with_copies(aligned)
+        added = nanoseconds_with_copies(sizes) - without
+        # Another configuration may be chosen, with parts of k, whose result needs no copy.
+        assert added > 300 * operands - 0.1 * without
     assert copies or without_copies(sizes) is None
     for name in ("m", "n") if m > 1 else ("n",):
         doubled = dataclasses.replace(sizes, **{name: 2 * getattr(sizes, name)})

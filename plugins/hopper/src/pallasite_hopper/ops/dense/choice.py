@@ -58,7 +58,7 @@ class _Least:
 
 _OF_16_BITS = _Least(
     rates=H200_CHOICE, columns=0.02, parts=0.04, split=0.08, turns=0.0, other_turns=0.03, size=0.05,
-    few_elements=0.03, clusters=0.03, flat=0.05, rows=0.0, filling=0.0,
+    few_elements=0.03, clusters=0.03, flat=0.05, rows=0.02, filling=0.01,
 )  # fmt: skip
 _OF_OTHERS = _Least(
     rates=H200, columns=0.03, parts=0.02, split=0.05, turns=0.01, other_turns=0.04, size=0.03,
