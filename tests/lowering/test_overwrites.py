@@ -122,6 +122,58 @@ def _after_loop(x_ref: Any, rows_ref: Any, out_ref: Any) -> None:
     out_ref[...] = x_ref[...] * 2
 
 
+def _in_a_loop(x_ref: Any, rows_ref: Any, out_ref: Any) -> None:
+    """The first store of an iteration overwrites what the second one of the last wrote."""
+    x = x_ref[...]
+
+    @pl.loop(0, 3)
+    def _(_):
+        out_ref[...] = x
+        out_ref[4:60] = x[5:61]
+
+
+def _by_turns(x_ref: Any, rows_ref: Any, out_ref: Any) -> None:
+    """No iteration has both stores."""
+    x = x_ref[...]
+
+    @pl.loop(0, 4)
+    def _(i):
+        @pl.when(i % 2 == 0)
+        def _():
+            out_ref[...] = x
+
+        @pl.when(i % 2 == 1)
+        def _():
+            out_ref[4:60] = x[5:61]
+
+
+def _in_inner_loops(x_ref: Any, rows_ref: Any, out_ref: Any) -> None:
+    x = x_ref[...]
+
+    @pl.loop(0, 2)
+    def _(_):
+        @pl.loop(0, 2)
+        def _(_):
+            out_ref[0:50] = x[3:53]
+
+        out_ref[:300] = x[:300]
+
+        @pl.loop(0, 2)
+        def _(_):
+            out_ref[2:400] = x[1:399]
+
+    out_ref[400:] = x[400:]
+
+
+def _sliding(x_ref: Any, rows_ref: Any, out_ref: Any) -> None:
+    """Each iteration stores where the next one does, and a part of that anew."""
+
+    @pl.loop(0, 8)
+    def _(i):
+        out_ref[pl.ds(i * 64, 64)] = x_ref[pl.ds(i * 64, 64)]
+        out_ref[pl.ds(i * 64 + 3, 9)] = x_ref[pl.ds(0, 9)]
+
+
 def _expected(body: Any) -> np.ndarray:
     out = np.zeros(N, np.float32)
     if body is _window:
@@ -138,6 +190,16 @@ def _expected(body: Any) -> np.ndarray:
         out[ROWS] = X[:64]
         if body is _over_indexed:
             out[100:300] = X[100:300]
+    elif body in (_in_a_loop, _by_turns):
+        out[:] = X
+        out[4:60] = X[5:61]
+    elif body is _in_inner_loops:
+        out[:] = X
+        out[2:400] = X[1:399]
+    elif body is _sliding:
+        out[:] = X
+        for start in range(3, N, 64):
+            out[start : start + 9] = X[:9]
     elif body is _masked:
         out[64:129] = np.where(X[1:66] > 0, X[1:66], 0)
     elif body is _computed:
@@ -169,6 +231,10 @@ OVERWRITES = [
     _after_branch,
     _both_conditions,
     _after_loop,
+    _in_a_loop,
+    _by_turns,
+    _in_inner_loops,
+    _sliding,
 ]
 
 

@@ -9,8 +9,10 @@ Such a store has a barrier before it. It is one
   disjoint;
 - or which is no window (a slice with a stride, indices that are arrays) and not provably disjoint.
 
-Not covered are stores of later iterations of a loop over those of earlier ones in other windows,
-nor computed windows that only happen to overlap; the simulator's sanitizer reports these.
+In a loop, the next iteration's store over what another store of this one wrote has one, too.
+
+Not covered are windows of one store that overlap in different iterations of a loop, nor computed
+windows that only happen to overlap; the simulator's sanitizer reports these.
 """
 
 from __future__ import annotations
@@ -49,13 +51,15 @@ class _Store:
     Attributes:
       memory: what it writes, or more.
       lanes: which lanes hold the elements; None if that is not known.
-      anchor: an operation at its place.
+      anchor: an operation right before it.
+      waits: whether there is to be a barrier.
       barriers: operations at the places of barriers that were emitted since.
     """
 
     memory: MemoryReference
     lanes: Hashable
     anchor: ir.Operation
+    waits: bool = False
     barriers: list[ir.Operation] = dataclasses.field(default_factory=list)
 
 
@@ -152,6 +156,9 @@ def _no_stores(kernel: KernelContext) -> _Stores:
 _STORES = StateKey("standard.global-stores", _no_stores)
 """The stores to global memory that the kernel does not read."""
 
+_IN_LOOPS = StateKey("standard.global-stores-in-loops", _no_stores)
+"""Those in loops, whatever barriers are behind them."""
+
 
 def lanes_of(value: RegisterArray, memory: MemoryReference) -> Hashable:
     """Which lanes store the elements of an array; None if several lanes store the same ones, of
@@ -177,6 +184,7 @@ def order_store(ctx: RuleContext, memory: MemoryReference, lanes: Hashable) -> N
         return
     new = _store(ctx, memory, lanes)
     staged = ctx.kernel.state(_BRANCHES)
+    _order_iterations(ctx, staged, new)
     stores = ctx.kernel.state(_STORES)
     earlier = stores.candidates(new)
     replaced = [one for one in earlier if _replaces(new, one)]
@@ -197,8 +205,9 @@ def note_indexed_store(ctx: RuleContext, memory: MemoryReference, indices: Seque
         _jax.Slice(0, size, 1) if isinstance(index, RegisterArray) and index.shape else index
         for index, size in zip(indices, memory.shape, strict=True)
     ]
-    written = index_reference(memory, around)
-    ctx.kernel.state(_STORES).add(_store(ctx, written, None))
+    new = _store(ctx, index_reference(memory, around), None)
+    _order_iterations(ctx, ctx.kernel.state(_BRANCHES), new)
+    ctx.kernel.state(_STORES).add(new)
 
 
 def _is_concerned(ctx: RuleContext, memory: MemoryReference) -> bool:
@@ -217,7 +226,36 @@ def _anchor(ctx: RuleContext) -> ir.Operation:
 
 
 def _store(ctx: RuleContext, memory: MemoryReference, lanes: Hashable) -> _Store:
-    return _Store(memory, lanes, _anchor(ctx))
+    store: _Store
+
+    def wait() -> None:
+        if store.waits:
+            ctx.synchronize()
+
+    anchor = ctx.kernel.emit_later(wait)
+    assert anchor is not None
+    store = _Store(memory, lanes, anchor)
+    return store
+
+
+def _order_iterations(ctx: RuleContext, staged: Sequence[_Branch], new: _Store) -> None:
+    """Has earlier stores of a loop wait that, in the next iteration, overwrite what this one
+    writes, and this one where it comes after them in the next iteration only."""
+    stores = ctx.kernel.state(_IN_LOOPS)
+    loops = _loops(new.anchor)
+    if not loops:
+        return
+    for old in stores.candidates(new):
+        repeated = any(one == other for one in loops for other in _loops(old.anchor))
+        if repeated and _overlaps(old, new) and not _is_repeated(old, new):
+            old.waits = True
+            new.waits |= not _precedes(staged, old.anchor, new.anchor)
+    stores.add(new)
+
+
+def _loops(operation: ir.Operation) -> list[ir.Operation]:
+    """The loops around an operation."""
+    return [one for _, one in _around(operation) if one.name in ("scf.for", "scf.while")]
 
 
 def _note_barrier(ctx: RuleContext) -> None:
