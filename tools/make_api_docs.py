@@ -5,6 +5,7 @@ Usage: ``python tools/make_api_docs.py [folder]``; the folder is ``build/docs/ap
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import enum
@@ -15,7 +16,6 @@ import os
 import pathlib
 import pkgutil
 import re
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -282,6 +282,8 @@ def command_line_page() -> str:
 
 
 if __name__ == "__main__":
-    target = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "docs" / "api"
-    for page in main(target):
+    parser = argparse.ArgumentParser(description=__doc__)
+    default = ROOT / "build" / "docs" / "api"
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=default)
+    for page in main(parser.parse_args().folder):
         print(page)
