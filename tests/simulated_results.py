@@ -19,7 +19,6 @@ import platform
 import shutil
 import sys
 import tempfile
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +57,7 @@ SHORTEST_NS = 4_000_000
 _BEGINNING = "TESTS_BEGAN_AT_NS"
 """The variable that tells processes of a session when it began."""
 
-Execute = Callable[[Any, Sequence[np.ndarray]], list[np.ndarray]]
+type Run = tuple[list[np.ndarray], str]
 
 
 class SimulatedResults:
@@ -85,22 +84,22 @@ class SimulatedResults:
         self._folder.mkdir(exist_ok=True)
         session_folders.forget_the_oldest(self._folder, MOST_BYTES)
 
-    def execute(
-        self, run: Execute, compiled: Any, inputs: Sequence[np.ndarray]
+    def outputs(
+        self, compiled: Any, inputs: Sequence[np.ndarray], run: Callable[[], Run]
     ) -> list[np.ndarray]:
-        """What a kernel gives, as ``run(compiled, inputs)`` would."""
+        """As ``pallasite_simulator.executor.Recall`` says."""
         key = self._key(compiled, inputs) if self.used else None
         if key is None:
-            return run(compiled, inputs)
+            return run()[0]
         file = self._folder / key
         known = self._read(file)
         if known is not None:
             return known
-        start, _printed.anything = time.thread_time_ns(), False
-        outputs = run(compiled, inputs)
+        start = time.thread_time_ns()
+        outputs, printed = run()
         took = time.thread_time_ns() - start
         size = sum(one.nbytes for one in outputs)
-        if took > SHORTEST_NS and size <= LARGEST_BYTES and not _printed.anything:
+        if took > SHORTEST_NS and size <= LARGEST_BYTES and not printed:
             _write(file, outputs)
         return outputs
 
@@ -135,28 +134,13 @@ class SimulatedResults:
         return digest.hexdigest()
 
 
-_printed = threading.local()
-
-
-def _noting(show: Callable[[str], None]) -> Callable[[str], None]:
-    def note(printed: str) -> None:
-        _printed.anything = bool(printed) or getattr(_printed, "anything", False)
-        show(printed)
-
-    return note
-
-
-executor.show = _noting(executor.show)
-
-
 def use(cache: pytest.Cache | None) -> None:
     """Makes what kernels give in this process known to later sessions, and the reverse."""
     began = int(os.environ.setdefault(_BEGINNING, str(time.time_ns())))
     if cache is None:
         return
     results = SimulatedResults(cache.mkdir("simulated"), began)
-    SimulatedResults.of_session = results
-    executor.execute = functools.partial(results.execute, executor.execute)
+    SimulatedResults.of_session = executor.recall = results
 
 
 def chosen_for(path: pathlib.Path) -> None:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import time
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from tests.simulated_results import SimulatedResults
 
 from pallasite import config
 from pallasite.plugin.lowering import HiddenOperand, LaunchParameters
-from pallasite_simulator import executor
 
 LAUNCH = LaunchParameters((1, 1, 1), (128, 1, 1), (1, 1, 1), 0, (), (), ())
 
@@ -39,13 +39,17 @@ class Simulator:
         self.runs = 0
         self.prints = ""
 
-    def __call__(self, _: object, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    def run(self, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], str]:
         self.runs += 1
         end = time.thread_time_ns() + 2 * simulated_results.SHORTEST_NS
         while time.thread_time_ns() < end:
             pass
-        executor.show(self.prints)
-        return [2 * one for one in inputs]
+        return [2 * one for one in inputs], self.prints
+
+    def __call__(
+        self, results: SimulatedResults, kernel: Any, inputs: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        return results.outputs(kernel, inputs, lambda: self.run(inputs))
 
 
 def session(folder: pathlib.Path, later: float = 3600.0) -> SimulatedResults:
@@ -63,9 +67,9 @@ def test_the_next_session_does_not_run_it(tmp_path, sanitize):
     """What it gets is what the first one got; the order of groups of checks says nothing."""
     simulator = Simulator()
     with config.scoped(sanitize=sanitize):
-        first = session(tmp_path).execute(simulator, compiled(), X)
+        first = simulator(session(tmp_path), compiled(), X)
     with config.scoped(sanitize=sanitize and "bounds,races"):
-        second = session(tmp_path).execute(simulator, compiled(), X)
+        second = simulator(session(tmp_path), compiled(), X)
     assert simulator.runs == 1
     np.testing.assert_array_equal(second, first)
     assert second[0].dtype == np.float32
@@ -85,8 +89,8 @@ def test_the_next_session_does_not_run_it(tmp_path, sanitize):
 def test_other_kernels_run(tmp_path, changes):
     """Whatever of it differs."""
     simulator = Simulator()
-    session(tmp_path).execute(simulator, compiled(), X)
-    session(tmp_path).execute(simulator, compiled(**changes), X)
+    simulator(session(tmp_path), compiled(), X)
+    simulator(session(tmp_path), compiled(**changes), X)
     assert simulator.runs == 2
 
 
@@ -98,8 +102,8 @@ def test_other_kernels_run(tmp_path, changes):
 def test_other_inputs_run(tmp_path, inputs):
     """Their bytes, types and shapes count."""
     simulator = Simulator()
-    session(tmp_path).execute(simulator, compiled(), X)
-    found = session(tmp_path).execute(simulator, compiled(), inputs)
+    simulator(session(tmp_path), compiled(), X)
+    found = simulator(session(tmp_path), compiled(), inputs)
     assert simulator.runs == 2
     np.testing.assert_array_equal(found, [2 * one for one in inputs])
 
@@ -109,7 +113,7 @@ def test_with_the_sanitizer_it_runs(tmp_path):
     simulator = Simulator()
     for sanitize in (False, True):
         with config.scoped(sanitize=sanitize):
-            session(tmp_path).execute(simulator, compiled(), X)
+            simulator(session(tmp_path), compiled(), X)
     assert simulator.runs == 2
 
 
@@ -118,7 +122,7 @@ def test_a_session_runs_what_it_has_not_found(tmp_path):
     simulator = Simulator()
     results = session(tmp_path, later=0.0)
     for _ in range(2):
-        results.execute(simulator, compiled(), X)
+        simulator(results, compiled(), X)
     assert simulator.runs == 2
 
 
@@ -134,7 +138,7 @@ def test_other_sources_run(tmp_path, monkeypatch):
     folder.mkdir()
     for text in ("1", "2"):
         file.write_text(text)
-        session(folder).execute(simulator, compiled(), X)
+        simulator(session(folder), compiled(), X)
         assert len(list(folder.iterdir())) == 1
     assert simulator.runs == 2
 
@@ -143,25 +147,25 @@ def test_what_is_not_kept(tmp_path):
     """What is printed, hidden operands, broken files, errors, and modules of other tests."""
     simulator = Simulator()
     simulator.prints = "text\n"
-    session(tmp_path).execute(simulator, compiled(), X)
+    simulator(session(tmp_path), compiled(), X)
     simulator.prints = ""
-    session(tmp_path).execute(simulator, compiled(), X)
+    simulator(session(tmp_path), compiled(), X)
     assert simulator.runs == 2
     for file in tmp_path.rglob("*"):
         if file.is_file():
             file.write_bytes(b"garbage")
             os.utime(file, (0, 0))
-    session(tmp_path).execute(simulator, compiled(), X)
+    simulator(session(tmp_path), compiled(), X)
     assert simulator.runs == 3
     hidden = dataclasses.replace(
         LAUNCH, hidden_operands=(HiddenOperand(name="x", input=0, value=b""),)
     )
     for _ in range(2):
-        session(tmp_path).execute(simulator, compiled(launch=hidden), X)
+        simulator(session(tmp_path), compiled(launch=hidden), X)
     assert simulator.runs == 5
     unused = session(tmp_path)
     unused.used = False
-    unused.execute(simulator, compiled(), X)
+    simulator(unused, compiled(), X)
     assert simulator.runs == 6
 
 
