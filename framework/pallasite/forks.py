@@ -15,9 +15,10 @@ from collections.abc import Iterator
 _MOST_SECONDS = 20.0
 """How long a fork waits. Whoever waits for the thread that forks would wait for ever otherwise."""
 
-_state = threading.Condition()
-_busy: dict[int, int] = {}
-"""By number of a thread, how many blocks of :func:`unforked` it is in."""
+_lock = threading.RLock()  # Whose ways in and out no interrupt divides, as it does a condition's.
+_state = threading.Condition(_lock)
+_busy: dict[object, int] = {}
+"""The blocks of :func:`unforked` that threads are in, and the numbers of these."""
 _waiting = 0
 """How many threads are about to fork; no other one enters a block until they have."""
 
@@ -25,19 +26,17 @@ _waiting = 0
 @contextlib.contextmanager
 def unforked() -> Iterator[None]:
     """Within the block no other thread forks this process, but for a very long block."""
-    thread = threading.get_ident()
-    with _state:
-        if thread not in _busy:
-            _state.wait_for(lambda: not _waiting, _MOST_SECONDS)
-        _busy[thread] = _busy.get(thread, 0) + 1
+    thread, block = threading.get_ident(), object()
     try:
+        with _lock:
+            if thread not in _busy.values():
+                _state.wait_for(lambda: not _waiting, _MOST_SECONDS)
+            _busy[block] = thread
         yield
     finally:
-        with _state:
-            _busy[thread] -= 1
-            if not _busy[thread]:
-                del _busy[thread]
-                _state.notify_all()
+        _busy.pop(block, None)  # Before anything that an interrupt could keep from happening.
+        with _lock:
+            _state.notify_all()
 
 
 def _before() -> None:
@@ -45,7 +44,7 @@ def _before() -> None:
     own = {threading.get_ident()}
     _state.acquire()
     _waiting += 1
-    _state.wait_for(lambda: _busy.keys() <= own, _MOST_SECONDS)
+    _state.wait_for(lambda: own.issuperset(_busy.values()), _MOST_SECONDS)
 
 
 def _in_parent() -> None:
@@ -56,11 +55,12 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    global _state, _waiting
-    _state, _waiting = threading.Condition(), 0
+    global _lock, _state, _waiting
+    _lock, _waiting = threading.RLock(), 0
+    _state = threading.Condition(_lock)
     own = threading.get_ident()
-    for thread in [one for one in _busy if one != own]:
-        del _busy[thread]
+    for block in [one for one, thread in _busy.items() if thread != own]:
+        del _busy[block]
 
 
 if hasattr(os, "register_at_fork"):

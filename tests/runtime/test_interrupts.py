@@ -115,6 +115,21 @@ def test_compiling(tmp_path, part):
     assert interrupted >= 5
 
 
+def test_blocks_in_which_nobody_forks():
+    """Wherever they are left, they are left."""
+
+    def blocks():
+        with forks.unforked(), forks.unforked():
+            pass
+
+    counted = Interrupter()
+    assert not counted.run(blocks)
+    for last in range(1, counted.calls + 1):
+        assert Interrupter(last).run(blocks)
+        assert not forks._busy
+    blocks()
+
+
 def test_finding_on_disk(tmp_path):
     expected = pallasite.compile(kernel(), X).ptx
 
