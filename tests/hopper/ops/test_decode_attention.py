@@ -193,6 +193,7 @@ def test_prefill(layout, monkeypatch):
         ((10, 10, 64, 128), 16, False),  # Tiles of attention's kernel have the rows of one head.
         ((14, 40, 24, 64), 8, False),
         ((20, 12, 6, 64), 6, False),
+        ((8, 10, 8, 128), 8, False),  # The other kernel reads the cache at the memory's pace.
     ],
 )
 def test_rows_are_brought_together_where_that_takes_less_time(q_shape, kv_heads, gains):

@@ -19,6 +19,11 @@ from pallasite_hopper.ops.flash.forward_choice import default_config
 from pallasite_hopper.ops.flash.forward_time import Work, microseconds
 from pallasite_std.api import DecodeProblem
 
+_ROWS = 16
+"""Of a product of the portable kernel: with no more queries that share a head, it takes as long as
+reading the cache does (268 MB and 10 queries: 63 microseconds on an H200; 200 by bringing rows
+together)."""
+
 _KEYS = 4096
 """Of a sequence, for the estimates: of more keys both ways take more time alike."""
 
@@ -63,6 +68,8 @@ def gains(q_shape: tuple[int, ...], kv_heads: int) -> bool:
     """Whether rows that are brought together take less time, by estimates of both ways."""
     batch, tokens, heads, head_dim = q_shape
     keys, group = max(_KEYS, tokens), heads // kv_heads
+    if tokens * group <= _ROWS:
+        return False
     config = default_config(head_dim, True, tokens, heads=batch * heads, group=group, kv_seq=keys)
     work = Work(batch * heads, tokens, keys, head_dim, right=0, group=group)
     rates, megabytes = _Rates(), 4e-6 * batch * keys * kv_heads * head_dim
