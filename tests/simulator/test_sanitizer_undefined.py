@@ -54,6 +54,8 @@ DISCARDED = {
     "selp.b32 %r0, %r1, %t, %k;",
     "a stored value that is not looked at": "st.shared.v2.b32 [%a], {%t, %never};"
     "ld.shared.v2.b32 {%r0, %r1}, [%a];",
+    "a half that is not stored behind a store of two": "mov.b64 %x, {%t, %never};"
+    "st.shared.v2.b32 [%a], {%t, %t}; st.shared.b32 [%a], %x; ld.shared.b32 %r0, [%a+4];",
     "a value that is stored again": "st.shared.b32 [%a], %never; st.shared.b32 [%a], %t;"
     "ld.shared.b32 %r0, [%a];",
     "an undefined value in local memory": ".local .align 8 .b8 stack[8];"

@@ -115,6 +115,8 @@ class UndefinedValues:
         held = self.wave.registers[register]
         assert held is not None
         values = lanes.of(held).copy()
+        if not self._reads:
+            self._stores = []  # Of instructions before this one.
         self._reads.append(_Read(register, name, lanes, bits.copy(), values, instruction))
         self.wave.follow = True
         origin = self._origins.get(register)
