@@ -23,7 +23,14 @@ def doubled(x_ref: Any, out_ref: Any) -> None:
 @pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
 @pytest.mark.parametrize(
     ("shape", "block"),
-    [((7, 48), (None, 24)), ((7, 24), (1, 24)), ((9, 4, 24), (3, 2, 24)), ((6, 10), (2, 5))],
+    [
+        ((7, 48), (None, 24)),
+        ((7, 24), (1, 24)),
+        ((9, 4, 24), (3, 2, 24)),
+        ((6, 10), (2, 5)),
+        ((3, 7, 24), (1, 7, 24)),
+        ((9, 14, 24), (3, 7, 24)),
+    ],
 )
 def test_stages_begin_where_copies_can_write(shape: Any, block: Any, semantics: Semantics) -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.bfloat16)

@@ -26,7 +26,7 @@ class Buffer:
     """One operand with its place in shared memory.
 
     With one stage the allocation has the shape of the block, otherwise a leading dimension, and
-    perhaps more rows (:func:`_stage_shape`).
+    perhaps more rows or one row of all elements (:func:`_stage_shape`).
     """
 
     block: Block
@@ -40,8 +40,10 @@ class Buffer:
             return self.gmem_ref
         if self.num_stages == 1:
             return self.smem_ref
-        rows = self.block.shape[:1]
-        return self.smem_ref.at[(stage, *map(slice, rows))]
+        shape = self.block.shape
+        if len(self.smem_ref.shape) == 2 < 1 + len(shape):
+            return self.smem_ref.at[stage, : math.prod(shape)].reshape(*shape)
+        return self.smem_ref.at[(stage, *map(slice, shape[:1]))]
 
     def copy_in(self, stage: Any, indices: Sequence[Any], barrier: Any) -> None:
         """Starts the copy of the block at a position of the grid into a stage.
@@ -90,7 +92,7 @@ def allocation(block: Block, gmem_ref: Any, num_stages: int) -> Any:
 
 def _stage_shape(shape: tuple[int, ...], gmem_ref: Any) -> tuple[int, ...]:
     """The shape of a stage: that of the block, with more rows if each stage has to begin where the
-    copy engine can write, and it can copy the block at all."""
+    copy engine can write, and it can copy the block at all; one row if that takes much memory."""
     bits = types.bit_width(gmem_ref.dtype)
     rows = [one[-1] * bits if one else 0 for one in (shape, gmem_ref.shape)]
     size = math.prod(shape) * bits
@@ -100,8 +102,10 @@ def _stage_shape(shape: tuple[int, ...], gmem_ref: Any) -> tuple[int, ...]:
     row = size // shape[0]
     unit = math.lcm(row, 8 * SHARED_ALIGNMENT)
     padded = -(-size // unit) * unit
-    # Larger ones are copied without tensor maps, from windows that are known to be in bounds.
-    return (padded // row, *shape[1:]) if padded <= max(2 * size, 8 * _SMALL) else shape
+    if padded <= max(2 * size, 8 * _SMALL):
+        return (padded // row, *shape[1:])
+    unit = 8 * SHARED_ALIGNMENT
+    return (-(-size // unit) * unit // bits,)
 
 
 def _batched(transform: Any, leading_rank: int) -> Any:
