@@ -31,6 +31,7 @@ import timing
 
 from pallasite import gpu as plgpu
 from pallasite_std.ops.rows import (
+    column_sums,
     cross_entropy_kernels,
     elementwise,
     folding_tiles,
@@ -39,6 +40,7 @@ from pallasite_std.ops.rows import (
     norm_kernels,
     norm_segments,
     norm_strips,
+    norms,
     pipelined,
     pipelines,
     quantize,
@@ -52,6 +54,7 @@ from pallasite_std.ops.rows import (
 )
 
 CACHING = (
+    column_sums,
     cross_entropy_kernels,
     gated,
     norm_kernels,
@@ -144,6 +147,13 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "gradients of narrow rows not by tiles": ((folding_tiles, "TILED", False),),
     "gradients with products and sums apart": ((norm_kernels, "CONTRACTED", False),),
     "smaller tiles": ((elementwise, "ELEMENTS", 8),),
+    "smallest tiles": ((elementwise, "ELEMENTS", 4),),
+    "sums of blocks one by one": ((norms, "TOGETHER", False),),
+    "clusters for few rows": ((pipelines, "FEW_ROWS", False),),
+    "sums of more blocks": ((norm_kernels, "FEWEST_BLOCKS", False),),
+    "two steps at least": ((norm_kernels, "LEAST_STEPS", 2),),
+    "four steps at least": ((norm_kernels, "LEAST_STEPS", 4),),
+    "pipelines of few steps": ((pipelines, "_STEPS", 2),),
     "segments of the longest rows": ((segments, "LEAST_COLUMNS", 1 << 19),),
     "no segments": ((segments, "LEAST_COLUMNS", 1 << 40),),
 }
@@ -173,6 +183,7 @@ class Row:
     Attributes:
       bytes: of operands and results, or of the copy, each counted once.
       failed: what ways raised.
+      kernels: of a call, with their names.
     """
 
     operation: str | None
@@ -184,6 +195,7 @@ class Row:
     errors: dict[str, float]
     xla_ms: float | None
     failed: dict[str, str]
+    kernels: dict[str, list[tuple[str, float]]] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -288,12 +300,14 @@ def prepare(case: Case) -> Callable[[], Row]:
             failed[name] = f"wrong result, relative error {errors[name]}"
             del runs[name]
         jax_framework = timing.FRAMEWORKS["jax"]
+        kernels: dict[str, timing.Records] = {}
         times = timing.interleaved(
             timer(), {name: (jax_framework, run) for name, run in runs.items()}, case.repeats,
-            random.Random(),
+            random.Random(), kernels_of=kernels,
         )  # fmt: skip
         xla = [times.pop(name) for name in list(times) if name.startswith("XLA")]
-        return row_of(case, moved, times, errors, min(xla, default=None), failed)
+        row = row_of(case, moved, times, errors, min(xla, default=None), failed)
+        return dataclasses.replace(row, kernels=kernels)
 
     return measure
 
@@ -366,9 +380,11 @@ def drawn(arguments: Any) -> list[Case]:
     return [copy, *(one for part in parts for one in [*part, copy])]
 
 
-def table(found: Sequence[Row], ways: Sequence[str]) -> dict[str, float | None]:
-    """Prints shares of the copy and ratios to XLA by way, the worst first; returns the geometric
-    means of ratios."""
+def table(
+    found: Sequence[Row], ways: Sequence[str], kernels: bool = False
+) -> dict[str, float | None]:
+    """Prints shares of the copy and ratios to XLA by way, the worst first, and the kernels of each;
+    returns the geometric means of ratios."""
     rates = [row.bytes / row.ms["copy"] for row in found if row.operation is None]
     peak = statistics.median(rates) if rates else None
     if peak is not None:
@@ -393,6 +409,11 @@ def table(found: Sequence[Row], ways: Sequence[str]) -> dict[str, float | None]:
     for row in measured:
         for way, failure in row.failed.items():
             print(f"{row.operation}, {row.direction}, {row.shape}, {way}: {failure}")
+    for row in measured if kernels else ():
+        print(f"{row.operation}, {row.direction}, {row.shape}, {row.dtype}, microseconds:")
+        for name, found_kernels in row.kernels.items():
+            each = ", ".join(f"{one} {1e3 * ms:.2f}" for one, ms in found_kernels)
+            print(f"  {name}: {each}")
     return {way: harness.geometric_mean(ratio(row, way) for row in measured) for way in ways}
 
 
@@ -406,6 +427,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="names of operations")
     parser.add_argument("--directions", nargs="*", default=["forward", "backward"])
     parser.add_argument("--ways", nargs="*", choices=tuple(WAYS), default=[], help="to compare")
+    parser.add_argument("--kernels", action="store_true", help="print the time of each kernel")
     arguments = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")
@@ -415,7 +437,7 @@ def main() -> int:
     )
     found, failed = side_by_side.collected(outcomes)
     ways = list(dict.fromkeys(["as chosen", *arguments.ways]))
-    means = table(found, ways)
+    means = table(found, ways, arguments.kernels)
     print("geometric means vs XLA:", means)
     harness.write_json(arguments.json, "row_shapes", found)
     return 1 if failed or any(row.failed for row in found) else 0

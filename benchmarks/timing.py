@@ -307,6 +307,7 @@ def interleaved(
     repeats: int,
     dice: random.Random,
     rounds: int = 2,
+    kernels_of: dict[str, Records] | None = None,
 ) -> dict[str, float]:
     """The medians of calls' kernels in milliseconds, by name.
 
@@ -319,6 +320,7 @@ def interleaved(
       repeats: calls of each that count.
       dice: for the orders.
       rounds: in which all have a turn.
+      kernels_of: gets, by name, the kernels of a call with the medians of each.
     """
     jax_framework = FRAMEWORKS["jax"]
     mark, name = _marker(timer)
@@ -352,9 +354,16 @@ def interleaved(
             found, _ = timer.record(calls[one][0], functools.partial(turn, one))
             parts.append([record for record in found if record[0] != name])
     times: dict[str, list[float]] = {one: [] for one in calls}
+    several: dict[str, list[Records]] = {one: [] for one in calls}
     for one, part in zip(order, parts, strict=True):
         each = milliseconds_per_call(part, count + 1)
         times[one] += each[1:] or each
+        several[one] += records_of_calls(part, count + 1)[1:]
+    for one, found in several.items() if kernels_of is not None else ():
+        kernels_of[one] = [
+            (both[0][0], statistics.median(milliseconds for _, milliseconds in both))
+            for both in zip(*found, strict=False)
+        ]
     return {one: statistics.median(found) for one, found in times.items()}
 
 
@@ -406,12 +415,18 @@ def milliseconds_per_call(records: Records, count: int) -> list[float]:
     """
     if not records:
         raise MeasurementError(f"no kernel was recorded in {count} calls")
+    calls = records_of_calls(records, count)
+    return [total(one) for one in calls] if calls else [total(records) / count]
+
+
+def records_of_calls(records: Records, count: int) -> list[Records]:
+    """Those of each of so many calls; none where calls cannot be told apart."""
     kernels, rest = divmod(len(records), count)
-    if rest == 0:
-        calls = [records[i * kernels : (i + 1) * kernels] for i in range(count)]
-        if all([name for name, _ in c] == [name for name, _ in calls[0]] for c in calls):
-            return [total(one) for one in calls]
-    return [total(records) / count]
+    if rest:
+        return []
+    calls = [records[i * kernels : (i + 1) * kernels] for i in range(count)]
+    alike = all([name for name, _ in c] == [name for name, _ in calls[0]] for c in calls)
+    return calls if alike else []
 
 
 def make_timer(kind: str) -> Timer:

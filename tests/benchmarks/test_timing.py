@@ -190,8 +190,10 @@ def test_contenders_have_turns_in_random_order(monkeypatch: pytest.MonkeyPatch, 
         name: (FakeFramework(recorder), lambda name=name, kernels=kernels: call(name, kernels))
         for name, kernels in (("one", 1), ("two", 2), ("three", 3))
     }
-    times = timing.interleaved(timer, calls, 4, random.Random(1))
+    kernels: dict[str, timing.Records] = {}
+    times = timing.interleaved(timer, calls, 4, random.Random(1), kernels_of=kernels)
     # The first call of a turn does not count.
     assert times == {"one": 1.0, "two": 2.0, "three": 3.0}
+    assert kernels == {name: [(name, 1.0)] * int(times[name]) for name in calls}
     turns = [name for name, before in zip(ran, ["", *ran], strict=False) if name != before]
     assert sorted(turns[:3]) == sorted(calls) and len(ran) >= 18

@@ -27,7 +27,7 @@ from pallasite_std.ops.rows.kernel import (
     resident_parameters,
     row_kernel,
 )
-from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
+from pallasite_std.ops.rows.pipelined import Pipeline, fewest, pipelined_row_kernel
 from pallasite_std.ops.rows.pipelines import gradient_pipeline, row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.shared import shared_row_kernel, suits_shared
@@ -406,13 +406,21 @@ def _pipeline(
     matrices = _matrices(norm, dtype)
     long = columns * sum(map(size_of, matrices)) > _LONG
     aligned = columns * min(map(size_of, matrices)) % VECTOR_BYTES == 0
-    resident = aligned and _gradient_tiling(norm, rows, columns, dtype).resident
-    if resident and not (norm.centered or long):
+    held = _gradient_tiling(norm, rows, columns, dtype).resident
+    if held and aligned and not (norm.centered or long):
         return None
     vectors, sums = norm.weight * norm.weight_size, norm.weight + norm.bias
     wide = norm.weight_size > min(map(size_of, matrices))
     return gradient_pipeline(
-        rows, columns, matrices, vectors, sums, multiprocessors, shared_memory, wide=wide
+        rows,
+        columns,
+        matrices,
+        vectors,
+        sums,
+        multiprocessors,
+        shared_memory,
+        wide=wide,
+        few=not held,
     )
 
 
@@ -528,7 +536,7 @@ def backward(
         return row_kernel(alone(body), rows, tiling, out_types, name, exchanges)
     pipeline = _pipeline(norm, rows, columns, dtype, multiprocessors, shared_memory)
     if pipeline is not None:
-        groups = pipeline.groups(multiprocessors)
+        groups = pipeline.groups(multiprocessors, rows)
         out_types += [jax.ShapeDtypeStruct((groups, columns), jnp.float32)] * count
 
         def finish_part(first: Any, group: Any, sums: tuple[Any, ...], *refs: Any) -> None:
@@ -557,6 +565,9 @@ def backward(
     resident, staging = staged_rows(tiling, rows, count, dtypes, shared_memory)
     group = tiling.height * (1 if staging is None else staging.together)
     blocks = max(1, min(rows // group, multiprocessors * resident))
+    if FEWEST_BLOCKS:
+        blocks = fewest(max(1, rows // group), blocks)
+    blocks = min(blocks, max(multiprocessors, rows // (group * LEAST_STEPS)))
     out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
     params = parameters(dtype) if CONTRACTED else plgpu.CompilerParams()
     if staging is not None:
@@ -579,6 +590,12 @@ def backward(
         of_rows,
     )
 
+
+FEWEST_BLOCKS = True
+"""Whether as few blocks share rows as take no longer: each has sums, which are summed."""
+
+LEAST_STEPS = 1
+"""Rows, or groups of them, of each block at least, if all multiprocessors have blocks."""
 
 _UNIT = 16
 """Bytes of which rows that are copied in one piece consist."""

@@ -28,6 +28,7 @@ from pallasite_std.ops.rows.arguments import (
     same_type,
     small_number,
 )
+from pallasite_std.ops.rows.column_sums import column_sums
 from pallasite_std.ops.rows.norm_kernels import Norm
 from pallasite_std.ops.rows.segments import in_segments
 
@@ -172,6 +173,10 @@ def _quantized(norm: Norm) -> Any:
     return without_derivatives(what, hint, functools.partial(_run, norm))
 
 
+TOGETHER = True
+"""Whether what blocks have summed for weight and bias is summed by one kernel."""
+
+
 # Derivatives --------------------------------------------------------------------------------------
 
 
@@ -254,9 +259,14 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
         reduced = reduce(rows, d_out, *moments, *vectors)
         kernel = norm_strips.gradients(norm, *rows.shape, np.dtype(x.dtype), here[0])
         d_x, *rest = kernel(rows, d_out, *moments, *reduced, *vectors, *d_sum)
-    sums = [jnp.sum(one, axis=0) for one in rest]
-    d_weight = None if weight is None else sums.pop(0).astype(weight.dtype)
-    d_bias = None if bias is None else sums.pop(0).astype(bias.dtype)
+    vectors = [one for one in (weight, bias) if one is not None]
+    dtypes = [one.dtype for one in vectors]
+    if TOGETHER and rest and rest[0].shape[0] > 1:
+        sums = column_sums(rest, dtypes)
+    else:
+        sums = [jnp.sum(one, axis=0).astype(d) for one, d in zip(rest, dtypes, strict=True)]
+    d_weight = None if weight is None else sums.pop(0)
+    d_bias = None if bias is None else sums.pop(0)
     return d_x.reshape(x.shape), d_weight, d_bias
 
 

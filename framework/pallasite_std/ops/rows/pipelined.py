@@ -7,6 +7,7 @@ blocks of a cluster, where they are too long for the registers or the shared mem
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -38,6 +39,16 @@ CLUSTER = "side"
 INTERVAL = 8
 """After so many turns the blocks of a cluster tell one another what they have read: an arrival that
 says so waits for the stores to global memory before it."""
+
+
+FEW_TURNS = 4
+"""Of more turns, blocks that have one more than others take hardly longer."""
+
+
+def fewest(units: int, blocks: int) -> int:
+    """How many of so many blocks suffice for units of work, in no more turns, if those are few."""
+    turns = -(-units // blocks)
+    return min(units, blocks if turns > FEW_TURNS else -(-units // turns))
 
 
 FITTING_CLUSTERS = 0.88
@@ -123,8 +134,8 @@ class Pipeline:
         """Columns of the last warpgroup."""
         return self.padded - (self.parts - 1) * self.chunk
 
-    def groups(self, multiprocessors: int) -> int:
-        """Blocks, or clusters, that are resident at a time.
+    def groups(self, multiprocessors: int, rows: int | None = None) -> int:
+        """Blocks, or clusters, that are resident at a time; of few rows, as many as take as long.
 
         Larger clusters lie within parts of the chip, of which the last one may be incomplete: an
         H200 of 132 multiprocessors had room for 30 clusters of 4 and 15 of 8. One too many takes
@@ -133,6 +144,8 @@ class Pipeline:
         found = multiprocessors * self.resident // self.blocks
         if self.blocks > 2:
             found = int(found * FITTING_CLUSTERS)
+        if rows is not None:
+            found = fewest(-(-rows // self.together), max(1, found))
         return max(1, found // self.period) * self.period
 
 
@@ -202,7 +215,7 @@ def pipelined_row_kernel(
         so it stores results after the last of them only.
       finish: ``finish(first, group, sums, *refs)`` stores the sums of a group's rows, each (width,)
         from column ``first`` on.
-      rows: of the matrices; for each group, one more than there are reductions at least.
+      rows: of the matrices; for each group, as many as there are reductions at least.
       pipeline: how they are distributed.
       groups: of blocks that share rows.
       dtypes: of the first operands, matrices that are fetched.
@@ -225,7 +238,7 @@ def pipelined_row_kernel(
     places_of_values = -(-together * sum(map(len, reductions)) // 4) * 4
     # Warpgroups of a block have read a slot when they fill the next; of a cluster, see INTERVAL.
     slots = 2 if blocks == 1 else 2 * pipeline.interval + depth
-    assert stages >= depth + 2 and units >= groups * (depth + 1)
+    assert stages >= depth + 2 and units >= groups * depth
     assert groups % pipeline.period == 0
 
     def over_rows(*refs: Any, **scratch: Any) -> None:
@@ -385,10 +398,18 @@ def pipelined_row_kernel(
                         added = [jnp.where(there, one, 0.0) for one in added]
                     if added:
                         so_far = [a + b for a, b in zip(so_far, added, strict=True)]
-                try:
+                if turn < depth - 1:
                     asked = work.send(known)
-                except StopIteration:
-                    assert turn == depth - 1
+                    continue
+
+                def store(known: tuple[Any, ...] = known) -> None:
+                    with contextlib.suppress(StopIteration):
+                        work.send(known)
+                        raise AssertionError("a body reduces more often than it says")
+
+                # Lanes of its two turns differ, as one is known to begin at whole words.
+                apart = number and rows % together and flat and not masked
+                pl.when(exists(flight.step, number))(store) if apart else store()
             return so_far
 
         def send(turn: Any, given: Sequence[tuple[str, Any]]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pallasite import gpu as plgpu
 from pallasite_std.ops.rows.kernel import Work, no_sums
-from pallasite_std.ops.rows.pipelined import Pipeline, pipelined_row_kernel
+from pallasite_std.ops.rows.pipelined import FITTING_CLUSTERS, Pipeline, pipelined_row_kernel
 from pallasite_std.ops.rows.tiling import (
     LANES,
     MOST_WARPGROUPS,
@@ -56,6 +56,13 @@ _FEW_COLUMNS = 12 * 1024
 
 _STEPS = 8
 """Rows of each block from which the beginning and the end of a pipeline do not count."""
+
+FEW_ROWS = True
+"""Whether blocks may have fewer rows, where rows would be read twice else, and clusters are for
+long rows alone."""
+
+_LEAST_PART = 4 * LANES
+"""Columns of a warpgroup at least if few rows are shared by more blocks than their length needs."""
 
 _LONGEST_PASS = 48 * 1024
 """Bytes of a row up to which it is pipelined if there are no sums over rows."""
@@ -102,6 +109,7 @@ def gradient_pipeline(
     shared_memory: int,
     depth: int = 1,
     wide: bool = False,
+    few: bool = False,
 ) -> Pipeline | None:
     """How rows are shared, or None if the other kernels are faster or have to do.
 
@@ -116,16 +124,33 @@ def gradient_pipeline(
       shared_memory: bytes that a block may have.
       depth: reductions of a row that follow one another.
       wide: whether operands with an element for each column have wider ones than matrices.
+      few: whether blocks may have few rows each: other kernels read rows twice.
     """
     given = rows, columns, dtypes, vectors, sums, multiprocessors, shared_memory, depth, wide
     by_columns = BY_COLUMNS and not wide
-    found = (_of_blocks(blocks, *given, by_columns) for blocks in CLUSTERS)
-    first = next((one for one in found if one is not None), None)
-    if first is None or not (first.masked and sums and MORE_BY_COLUMNS):
+
+    def many(one: Pipeline) -> bool:
+        return rows >= _STEPS * one.together * one.groups(multiprocessors)
+
+    found = [one for n in CLUSTERS if (one := _of_blocks(n, *given, by_columns)) is not None]
+    if not FEW_ROWS:
+        found = [one for one in found if many(one)]
+    if not found:
+        return None
+    first = found[0]
+    if first.masked and sums and MORE_BY_COLUMNS:
+        suits = (first.blocks == 1 and columns > _FEW_COLUMNS) or (first.blocks == 2 and sums > 1)
+        twice = [one for one in found if one.by_columns and one.blocks == 2 * first.blocks]
+        if suits and twice and (many(twice[0]) or not many(first)):
+            first = twice[0]
+    if many(first):
         return first
-    if (first.blocks == 1 and columns > _FEW_COLUMNS) or (first.blocks == 2 and sums > 1):
-        more = _of_blocks(2 * first.blocks, *given, by_columns)
-        return more if more is not None and more.by_columns else first
+    if not few or rows < first.period:
+        return None
+    for more in found:
+        room = more.blocks * rows <= FITTING_CLUSTERS * multiprocessors
+        if room and more.blocks > first.blocks and more.chunk >= _LEAST_PART:
+            first = more if rows >= more.period else first
     return first
 
 
@@ -215,8 +240,7 @@ def _of_blocks(
     least = 2 * vector if shape.unaligned else 0
     if stages < least_stages or pipeline.last <= least or (widest and held) or not room:
         return None
-    many = rows >= _STEPS * together * pipeline.groups(multiprocessors)
-    return pipeline if many else None
+    return pipeline
 
 
 def suits_pipeline(tiling: RowTiling, dtypes: Sequence[np.dtype[Any]]) -> bool:
@@ -260,7 +284,7 @@ def row_pipeline(
     if pipeline is None:
         return None
     params = dataclasses.replace(params or plgpu.CompilerParams(), min_blocks=pipeline.resident)
-    groups = pipeline.groups(multiprocessors)
+    groups = pipeline.groups(multiprocessors, rows)
     return pipelined_row_kernel(
         body, no_sums, rows, pipeline, groups, dtypes, reductions, 0, out_types, name, vectors,
         params=params,
