@@ -151,5 +151,20 @@ def draw_odd(
     return shapes
 
 
+def draw_small(
+    seed: int, count: int, most_rows: int = MOST_TOKENS, most: int = 1 << 20
+) -> list[tuple[int, int, int]]:
+    """A sample of shapes (m, n, k) of which n or k, or both, are no multiples of 8, and no operand
+    or result has more than so many elements; n and k are at most 8192 and 1024."""
+    generator = np.random.default_rng(seed)
+    shapes: list[tuple[int, int, int]] = []
+    while len(shapes) < count:
+        m = _log_uniform(generator, 1, min(most_rows, 4096))
+        n, k = _log_uniform(generator, 64, 8192), _log_uniform(generator, 64, 1024)
+        if (n % 8 or k % 8) and max(m * n, m * k, n * k) <= most:
+            shapes.append((m, n, k))
+    return shapes
+
+
 def _log_uniform(generator: np.random.Generator, low: int, high: int) -> int:
     return int(np.exp(generator.uniform(math.log(low), math.log(high + 1))))

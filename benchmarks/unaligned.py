@@ -1,14 +1,16 @@
 """GEMM of extents that are no multiples of 8, in each of the ways that there are.
 
 Shapes are drawn by a seed; every sixth has one or both operands transposed. XLA, PyTorch, our
-kernel with copies to aligned rows, the kernel that loads any rows and the one for few rows with
-several configurations, the best by their estimates first, and what is chosen without options. It
+kernel with copies to aligned rows, the kernel that loads any rows, the one for few rows and the one
+that reads several rows as one with several configurations, the best by their estimates first, and
+what is chosen without options. It
 shows how good the choice is, and what the estimates (``pallasite_hopper.ops.dense.direct_choice``,
 ``unaligned``) are to be fitted to. Each result is compared with a product in float32 before it is
 timed; ``gemm_times.py`` says how that is done.
 
     python benchmarks/unaligned.py --seed 1 --seconds 90 --json unaligned.json
     python benchmarks/unaligned.py --seed 2 --rows 4 --kind any
+    python benchmarks/unaligned.py --seed 3 --kind small
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from pallasite_hopper.ops.dense import (
     direct_choice,
     few_rows,
     few_rows_choice,
+    joined_rows,
     padding,
     run,
     unaligned,
@@ -127,6 +130,16 @@ def listed_few_rows(sizes: Sizes) -> list[FewRowsConfig]:
     return list(dict.fromkeys([*ordered[:2], *some]))
 
 
+def listed_joined_rows(sizes: Sizes) -> list[joined_rows.JoinedRowsConfig]:
+    """Configurations of the kernel that reads several rows as one, the best by the estimate
+    first."""
+    ordered = joined_rows.joined_rows_configs(sizes)
+    estimate = functools.partial(joined_rows.joined_rows_nanoseconds, sizes=sizes)
+    near = [one for one in ordered if estimate(one) < NEAR * estimate(ordered[0])]
+    some = random.Random(str(sizes)).sample(near, min(SAMPLED, len(near)))
+    return list(dict.fromkeys([*ordered[:2], *some]))
+
+
 def copied_by_xla(*operands: Any, **options: Any) -> Any:
     """Our kernel with copies of the operands by XLA instead of a kernel of ours."""
     with mock.patch.object(run, "aligned", padding.by_xla):
@@ -169,6 +182,10 @@ def ways(shape: Shape) -> tuple[dict[str, Callable[..., Any]], dict[str, float]]
         name = str(few)
         found[name] = few_rows.build(problem, few, Epilogue())
         estimates[name] = few_rows_choice.few_rows_nanoseconds(few, sizes) / 1e3
+    for joined in listed_joined_rows(sizes):
+        name = str(joined)
+        found[name] = joined_rows.build(problem, joined, Epilogue(), run.MULTIPROCESSORS)
+        estimates[name] = joined_rows.joined_rows_nanoseconds(joined, sizes) / 1e3
     return found, estimates
 
 
@@ -238,6 +255,8 @@ def shapes(
     if kind == "any":
         every = gemm_shapes.draw(seed, count, MOST_FLOPS, rows)
         return [Shape(*one, False, False) for one in dict.fromkeys(every)]
+    if kind == "small":
+        return [Shape(*one, False, False) for one in gemm_shapes.draw_small(seed, count, rows)]
     drawn = gemm_shapes.draw_odd(seed, count, MOST_FLOPS, rows)
     orders = [ORDERS[i // 6 % 3] if i % 6 == 4 else (False, False) for i in range(count)]
     return [Shape(*one, *order) for one, order in zip(drawn, orders, strict=True)]
@@ -249,7 +268,11 @@ def show(shape: Shape, row: Measured) -> str:
         f"{name} {row.times[name]:.1f}"
         for name in ("xla", "torch", "copies", "copies by XLA", "ours")
     )
-    for kind, title in (("DirectConfig", "without copies"), ("FewRowsConfig", "few rows")):
+    for kind, title in (
+        ("DirectConfig", "without copies"),
+        ("FewRowsConfig", "few rows"),
+        ("JoinedRowsConfig", "joined rows"),
+    ):
         times = {name: time for name, time in row.times.items() if name.startswith(kind)}
         best = min(times, key=lambda name: times[name], default=None)
         if best is not None:
@@ -261,8 +284,8 @@ def main() -> int:
     """Measures, prints and writes JSON; 1 if a shape failed."""
     parser = side_by_side.parser(__doc__.splitlines()[0], count=60, seconds=90.0, processes=7)
     parser.add_argument("--rows", type=int, default=gemm_shapes.MOST_TOKENS, help="at most")
-    some = "extents that are no multiples of 8, or those of programs, too"
-    parser.add_argument("--kind", choices=["odd", "any"], default="odd", help=some)
+    some = "extents that are no multiples of 8, small ones, or those of programs, too"
+    parser.add_argument("--kind", choices=["odd", "small", "any"], default="odd", help=some)
     parser.add_argument("--copies", action="store_true", help="only ways with copies, and rivals'")
     side_by_side.hold_option(parser)
     arguments = parser.parse_args()

@@ -47,3 +47,6 @@ def test_shapes_are_unaligned() -> None:
     shapes = unaligned.shapes(3, 40)
     assert all(one.n % 8 or one.k % 8 for one in shapes)
     assert len({(one.transpose_a, one.transpose_b) for one in shapes}) == 4
+    small = unaligned.shapes(3, 40, kind="small")
+    assert all(one.n % 8 or one.k % 8 for one in small)
+    assert all(one.n * one.k <= 1 << 20 for one in small)

@@ -110,7 +110,7 @@ def plan_copy(
     )
     _check_begin(plan, window)
     parameter = TensorMapParameter(
-        buffer=buffer,
+        buffer=source.whole or buffer,
         element_type=plan.code,
         shape=plan.shape,
         strides=plan.strides,

@@ -133,6 +133,8 @@ class MemoryReference:
       ordered: whether its stores come with barriers also where the kernel has none by itself: it
         belongs to the definition of a primitive, of which the kernel's author knows nothing.
       lines: those that access the allocation, to be added to; None where nobody asks.
+      whole: the kernel's buffer, where ``buffer`` has another shape for it; only copies by tensor
+        maps take such memory.
     """
 
     pointer: ir.Value
@@ -151,6 +153,7 @@ class MemoryReference:
     peer: Elsewhere | None = None
     ordered: bool = False
     lines: set[SourceLocation] | None = dataclasses.field(default=None, compare=False)
+    whole: Buffer | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

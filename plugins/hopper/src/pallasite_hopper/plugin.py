@@ -17,6 +17,7 @@ from pallasite.plugin import (
     Pass,
     Target,
     TargetPredicate,
+    ViewRule,
     hookimpl,
 )
 
@@ -63,6 +64,14 @@ def pallasite_memory_spaces() -> list[MemorySpace]:
     from pallasite_hopper.matrix.accumulators import ACCUMULATORS
 
     return [ACCUMULATORS]
+
+
+@hookimpl
+def pallasite_views() -> tuple[ViewRule, ...]:
+    """Several rows of a matrix as one."""
+    from pallasite_hopper.matrix.joined_rows import VIEWS
+
+    return VIEWS
 
 
 @hookimpl

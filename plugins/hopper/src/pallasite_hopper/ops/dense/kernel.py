@@ -85,6 +85,7 @@ def build(
             num_barriers=stages,
         ),
     }
+    loop.arrange(scratch)
     if split > 1:
         shape = (compute, split - 1, rows, config.warpgroup_n // split)
         scratch["sums_smem"] = plgpu.SMEM(shape, problem.accumulator)
@@ -282,6 +283,9 @@ class MatmulLoop:
             plgpu.wait_smem_to_gmem(0)
 
         lax.cond(warpgroup == compute, fetch, multiply)
+
+    def arrange(self, scratch: dict[str, Any]) -> None:
+        """Called with the kernel's memory; other arrangements of it can be defined."""
 
     # Which tiles --------------------------------------------------------------------------------
 

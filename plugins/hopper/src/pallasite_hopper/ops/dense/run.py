@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +17,14 @@ import pallasite
 from pallasite_hopper.ops.dense.choice import default_config, matmul_configs
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.cost import Sizes
-from pallasite_hopper.ops.dense.direct import DirectConfig
 from pallasite_hopper.ops.dense.direct import build as build_direct
 from pallasite_hopper.ops.dense.few_rows import FewRowsConfig
 from pallasite_hopper.ops.dense.few_rows import build as build_few_rows
+from pallasite_hopper.ops.dense.joined_rows import JoinedRowsConfig
+from pallasite_hopper.ops.dense.joined_rows import build as build_joined_rows
 from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build, resident_clusters
 from pallasite_hopper.ops.dense.padding import aligned
-from pallasite_hopper.ops.dense.unaligned import left_to_xla, without_copies
+from pallasite_hopper.ops.dense.unaligned import AnyRowsConfig, left_to_xla, without_copies
 from pallasite_std.api import (
     Epilogue,
     MatmulCall,
@@ -52,20 +54,18 @@ def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array
         b = b if problem.transpose_b else b.T
         problem = dataclasses.replace(problem, transpose_a=False, transpose_b=True)
     if call.config is None:
-        direct = _without_copies(problem, call.epilogue)
-        if direct is not None:
-            kernel = _few_rows if isinstance(direct, FewRowsConfig) else _direct
-            return kernel(problem, direct, call.epilogue)(a, b, *map(jnp.atleast_1d, extras))
+        config = _without_copies(problem, call.epilogue)
+        if config is not None:
+            kernel = _any_rows(problem, config, call.epilogue)
+            return kernel(a, b, *map(jnp.atleast_1d, extras))
         if _left_to_xla(problem, call.epilogue):
             return _by_xla(problem, call.epilogue, a, b, extras)
-    config = call.config or _choose(problem, call.epilogue, a, b, extras)
-    return _run(problem, call.epilogue, config, a, b, extras)
+    chosen = call.config or _choose(problem, call.epilogue, a, b, extras)
+    return _run(problem, call.epilogue, chosen, a, b, extras)
 
 
-def _without_copies(
-    problem: MatmulProblem, epilogue: Epilogue
-) -> DirectConfig | FewRowsConfig | None:
-    """The configuration of a kernel that loads any rows, if it is the fastest."""
+def _without_copies(problem: MatmulProblem, epilogue: Epilogue) -> AnyRowsConfig | None:
+    """The configuration of a kernel that reads any rows, if it is the fastest."""
     if problem.accumulator not in (np.float32, np.int32):
         return None
     xla = _xla_multiplies(problem)
@@ -274,6 +274,36 @@ def _most_steps(
     return -(-loop.items // at_once) * -(-loop.k_steps // parts)
 
 
+@functools.lru_cache(maxsize=256)
+def _any_rows(
+    problem: MatmulProblem, config: AnyRowsConfig, epilogue: Epilogue
+) -> Callable[..., jax.Array]:
+    """The kernel that reads any rows."""
+    if isinstance(config, JoinedRowsConfig):
+        return _joined_rows(problem, config, epilogue)
+    if isinstance(config, FewRowsConfig):
+        return build_few_rows(problem, config, epilogue)
+    return build_direct(problem, config, epilogue)
+
+
+def _joined_rows(
+    problem: MatmulProblem, config: JoinedRowsConfig, epilogue: Epilogue
+) -> Callable[..., jax.Array]:
+    """The kernel that reads several rows as one; with copies for several matrices at once."""
+    alone = jax.custom_batching.custom_vmap(
+        build_joined_rows(problem, config, epilogue, MULTIPROCESSORS)
+    )
+
+    def with_copies(a: jax.Array, b: jax.Array, *extras: jax.Array) -> jax.Array:
+        return _run(problem, epilogue, default_config(_sizes(problem)), a, b, extras)
+
+    def several(size: int, batched: Sequence[bool], *operands: jax.Array) -> Any:
+        axes = [0 if one else None for one in batched]
+        return jax.vmap(with_copies, axes, axis_size=size)(*operands), True
+
+    alone.def_vmap(several)
+    kernel: Callable[..., jax.Array] = jax.jit(alone)
+    return kernel
+
+
 _kernel = functools.lru_cache(maxsize=256)(build)
-_direct = functools.lru_cache(maxsize=256)(build_direct)
-_few_rows = functools.lru_cache(maxsize=256)(build_few_rows)

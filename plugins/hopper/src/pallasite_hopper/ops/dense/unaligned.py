@@ -1,9 +1,11 @@
 """GEMM whose rows are no multiples of 16 bytes, which the copy engine cannot read or write.
 
 The kernel with copies by that engine needs operands with longer rows, to which XLA copies them,
-and stores results by words; another one loads any rows word by word, which pays where few rows or
-columns are multiplied, and one for very few rows loads vectors; XLA has kernels that read any rows,
-at a lower rate. Which way takes the least time is estimated from what is calculated and moved.
+and stores results by words. One reads several rows of the right operand as one, without a copy of
+it, and leaves partial sums, so that it pays where few rows are multiplied with a large matrix;
+another one loads any rows word by word, which pays where few rows or columns are multiplied, and
+one for very few rows loads vectors; XLA has kernels that read any rows, at a lower rate. Which way
+takes the least time is estimated from what is calculated and moved.
 """
 
 from __future__ import annotations
@@ -17,19 +19,24 @@ from pallasite_hopper.ops.dense.direct import DirectConfig
 from pallasite_hopper.ops.dense.direct_choice import direct_config
 from pallasite_hopper.ops.dense.few_rows import FewRowsConfig
 from pallasite_hopper.ops.dense.few_rows_choice import few_rows_config
+from pallasite_hopper.ops.dense.joined_rows import JoinedRowsConfig, joined_rows_config
 from pallasite_std.api import padded_columns
+
+type AnyRowsConfig = DirectConfig | FewRowsConfig | JoinedRowsConfig
+"""Of a kernel that reads rows that begin anywhere."""
 
 _LEAST_GAIN = 0.15
 """Of the kernel that loads words, by the estimates, which are off by about as much."""
+
+_LEAST_GAIN_OF_JOINED = 0.15
+"""Of the kernel that reads several rows as one."""
 
 _LEAST_GAIN_BY_COPIES = 0.1
 """Of our kernel with copies over XLA's."""
 
 
-def without_copies(
-    sizes: Sizes, *, plain: bool = True, xla: bool = True
-) -> DirectConfig | FewRowsConfig | None:
-    """The configuration of a kernel that loads any rows, where it takes the least time.
+def without_copies(sizes: Sizes, *, plain: bool = True, xla: bool = True) -> AnyRowsConfig | None:
+    """The configuration of a kernel that reads any rows, where it takes the least time.
 
     Args:
       sizes: of the product, with the order of its operands.
@@ -41,11 +48,13 @@ def without_copies(
     others = [nanoseconds_with_copies(sizes)]
     if xla:
         others.append(nanoseconds_by_xla(sizes, plain=plain))
-    ways: list[tuple[float, DirectConfig | FewRowsConfig]] = []
+    ways: list[tuple[float, AnyRowsConfig]] = []
     if (direct := direct_config(sizes)) is not None:
         ways.append((direct[1] / (1 - _LEAST_GAIN), direct[0]))
     if (few := few_rows_config(sizes)) is not None:
         ways.append((few[1], few[0]))
+    if (joined := joined_rows_config(sizes)) is not None:
+        ways.append((joined[1] / (1 - _LEAST_GAIN_OF_JOINED), joined[0]))
     if not ways:
         return None
     time, config = min(ways, key=lambda way: way[0])
