@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gemm_shapes
@@ -37,12 +37,17 @@ TILES = 3
 orders too."""
 
 
-def listed(sizes: Sizes, most: int, clusters: bool = False) -> list[MatmulConfig]:
+def listed(
+    sizes: Sizes, most: int, clusters: bool = False, stages: bool = False
+) -> list[MatmulConfig]:
     """What is measured of a shape besides the default.
 
     Args:
       clusters: whether that is every way to share operands of some tiles, above all.
+      stages: whether that is the best tiles with several numbers of stages.
     """
+    if stages:
+        return _stages(sizes)[:most]
     every = [*candidates.candidates(sizes), *candidates.further_candidates(sizes)]
     ordered = sorted(every, key=lambda one: choice._rank(sizes, one))
     kinds: dict[Any, MatmulConfig] = {}
@@ -90,6 +95,26 @@ def _ways(ordered: Sequence[MatmulConfig], sizes: Sizes) -> list[MatmulConfig]:
     return [*best, *early, *ways.values(), *orders]
 
 
+def _stages(sizes: Sizes) -> list[MatmulConfig]:
+    """The best tiles, and the same with more stages and with columns that are written where the
+    stages were; the best ones first."""
+
+    def best(found: Iterable[MatmulConfig]) -> list[list[MatmulConfig]]:
+        kinds: dict[Any, MatmulConfig] = {}
+        for one in sorted(found, key=lambda one: choice._rank(sizes, one)):
+            shared = (one.cluster, one.cluster_along, one.cluster_across)
+            kinds.setdefault((one.swap, one.tile_m, one.tile_n, one.parts > 1, shared), one)
+        groups = [[one, *candidates.deeper(one, sizes)] for one in kinds.values()]
+        return [one for one in groups if len(set(one)) > 1]
+
+    usual, others = best(candidates.candidates(sizes)), best(candidates.further_candidates(sizes))
+    groups = usual[:TILES] + others[:1] + usual[TILES:]
+    for group in groups:
+        if group[0].cluster > 1:
+            group.append(dataclasses.replace(group[-1], release_by_warps=True))
+    return list(dict.fromkeys(one for group in groups for one in group))
+
+
 def _tilings(ordered: Sequence[MatmulConfig]) -> list[MatmulConfig]:
     """The best of each tile and its way to share, whatever its warpgroups and stages are."""
     found: dict[Any, MatmulConfig] = {}
@@ -122,6 +147,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--clusters", action="store_true", help="every way to share operands of the best tiles"
     )
+    parser.add_argument(
+        "--stages", action="store_true", help="several numbers of stages of the best tiles"
+    )
     parser.add_argument("--most", type=int, default=16, help="configurations of a shape")
     parser.add_argument("--search", action="store_true", help="let XLA search among its kernels")
     side_by_side.hold_option(parser)
@@ -142,7 +170,8 @@ def main(argv: Sequence[str]) -> int:
     cases = []
     for shape in dict.fromkeys(wanted):
         sizes = Case(shape, arguments.dtype, ()).sizes
-        configurations = (None, *listed(sizes, arguments.most, arguments.clusters))
+        ways = {"clusters": arguments.clusters, "stages": arguments.stages}
+        configurations = (None, *listed(sizes, arguments.most, **ways))
         cases.append(Case(shape, arguments.dtype, configurations, arguments.search))
     return shapes.run(cases, arguments, "gemm_configs", print_table)
 

@@ -103,3 +103,14 @@ def test_listed_configurations_differ_in_kind():
     assert len(listed) == len(set(listed)) <= 20
     assert {one.swap for one in listed} == {False, True}
     assert max(one.split_k for one in listed) > 1 and max(one.cluster for one in listed) > 1
+
+
+def test_configurations_with_more_stages_are_measured_too():
+    """Of each tile with and without columns that are written where the stages were."""
+    sizes = Case((268, 1536, 7168), "bf16", ()).sizes
+    listed = gemm_configs.listed(sizes, 16, stages=True)
+    assert len(listed) == len(set(listed)) <= 16
+    assert all(one.fits(2, 2) for one in listed)
+    assert max(one.stages for one in listed) > 12
+    assert {one.epilogue_in_stages for one in listed} == {False, True}
+    assert {one.release_by_warps for one in listed} == {False, True}

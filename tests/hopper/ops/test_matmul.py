@@ -178,6 +178,19 @@ CONFIGS = {
     "warpgroups take turns": MatmulConfig(
         tile_m=64, tile_n=64, alternate=True, stages=4, epilogue_n=64
     ),
+    "warps give stages back": dataclasses.replace(
+        SMALL, stages=3, cluster=2, release_by_warps=True
+    ),
+    "swapped, warps give stages back, many columns": MatmulConfig(
+        swap=True,
+        tile_m=64,
+        tile_n=72,
+        warpgroups=1,
+        epilogue_n=72,
+        cluster=2,
+        cluster_across=2,
+        release_by_warps=True,
+    ),
     "swapped pairs": MatmulConfig(
         swap=True, tile_m=128, tile_n=16, split="m", epilogue_n=16, stages=3, cluster=2
     ),
@@ -257,6 +270,48 @@ def test_sums_in_stages(shape, config):
     with pallasite.config.scoped(sanitize=True):
         result, expected = product(*shape, config=config)
     assert relative_error(result, expected) < 4e-3
+
+
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        ((200, 248, 328), MatmulConfig(epilogue_n=32)),
+        ((300, 248, 328), MatmulConfig(tile_n=192, split="m", stages=3, cluster=2)),
+        ((100, 248, 328), MatmulConfig(split_k=2, epilogue_n=32, stages=3)),
+        ((100, 248, 328), MatmulConfig(parts=3, epilogue_n=32, stages=3)),
+        ((90, 248, 328), MatmulConfig(swap=True, tile_n=96, epilogue_n=32, stages=4, split="n")),
+        (
+            (139, 136, 328),
+            MatmulConfig(
+                swap=True, tile_m=64, tile_n=72, warpgroups=1, split="m", stages=13, cluster=2,
+                cluster_along="n",
+            ),
+        ),
+        (
+            (139, 136, 328),
+            MatmulConfig(
+                swap=True, tile_m=64, tile_n=72, warpgroups=1, split="m", stages=3, parts=2,
+                epilogue_n=16,
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_epilogue_in_stages(shape, config):
+    """Columns are written where the stages were, which no warpgroup reads any more."""
+    config = dataclasses.replace(config, epilogue_in_stages=True)
+    assert config.fits(2, 2)
+    rng = np.random.default_rng(41)
+    residual = (rng.standard_normal(shape[:2]) * 8).astype(jnp.bfloat16)
+    with pallasite.config.scoped(sanitize=True):
+        result, expected = product(*shape, config=config)
+        assert relative_error(result, expected) < 4e-3
+        if config.parts == 1:
+            result, expected = product(*shape, config=config, residual=jnp.asarray(residual))
+            assert relative_error(result, expected + residual.astype(np.float64)) < 4e-3
+    with pytest.raises(errors.InvalidValueError, match="blocks that have one tile each"):
+        product(9000, 1024, 64, config=dataclasses.replace(config, split_k=1))
+    with pytest.raises(errors.InvalidValueError, match="one tile each"):
+        dataclasses.replace(config, last_parts=2, cluster=1, split_k=1, parts=1)
 
 
 @pytest.mark.parametrize(

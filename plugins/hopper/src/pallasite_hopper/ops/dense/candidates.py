@@ -60,6 +60,8 @@ have the same columns, and where it has one tile: with more, blocks hinder each 
 (measured on an H200)."""
 _MOST_SHARED = 4
 """Blocks at most that share a tile and write sums where stages were."""
+DEEPEST = 24
+"""Stages at most of configurations that only measuring can choose."""
 _FEW_STAGES = 5
 """So few that a further one is worth more than columns of the epilogue at a time."""
 _GROUPS = (1, 2, 4, 8, 16)
@@ -103,6 +105,26 @@ def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
         config = None if config is None else _with_stages(config, tiles, n, sizes)
         if config is not None:
             yield from (*_with_narrow_epilogue(config, sizes), config)
+
+
+def deeper(config: MatmulConfig, sizes: Sizes) -> Iterator[MatmulConfig]:
+    """A configuration with more steps in flight, and with columns that are written where the stages
+    were, if each block has one tile; which only measuring can choose, too."""
+    m, n = (sizes.n, sizes.m) if config.swap else (sizes.m, sizes.n)
+    tiles = -(-m // config.tile_m) * -(-n // config.tile_n)
+    ways = [config]
+    clusters = -(-m // config.step_m) * -(-n // config.step_n) * config.parts
+    once = clusters <= H200.clusters[config.cluster_blocks * config.split_k]
+    over_sums = config.sums_in_stages(sizes.size, sizes.out_size)
+    if once and not (config.alternate or config.last_parts > 1 or config.rest or over_sums):
+        ways += [dataclasses.replace(config, epilogue_in_stages=True)]
+    for way in ways:
+        for limited, most in ((True, MAXIMUM_STAGES), (True, DEEPEST), (False, DEEPEST)):
+            found = with_most_stages(way, sizes.size, sizes.out_size, most=most)
+            if limited:
+                found = _limited(found, tiles, n, sizes)
+            if found.stages >= max(2, config.stages) and found.fits(sizes.size, sizes.out_size):
+                yield found
 
 
 def _larger_clusters(tile: MatmulConfig, m_tiles: int, n_tiles: int) -> Iterator[dict[str, Any]]:
@@ -356,13 +378,19 @@ def _with_stages(
 ) -> MatmulConfig | None:
     """A configuration with as many stages as are of use; None if there is room for one only."""
     config = with_most_stages(config, sizes.size, sizes.out_size, over_sums=over_sums)
+    config = _limited(config, tiles, n, sizes)
+    return config if config.stages >= 2 else None
+
+
+def _limited(config: MatmulConfig, tiles: int, n: int, sizes: Sizes) -> MatmulConfig:
+    """A configuration with no more stages than memory can keep filled."""
     if config.swap and n <= config.tile_n:
         units = tiles * config.parts * config.split_k
         ahead = _IN_FLIGHT if units > H200.multiprocessors else _IN_FLIGHT_AT_ONCE
         stages = max(4, ahead // (config.tile_m * config.tile_k * sizes.size))
         if stages < config.stages:
             config = dataclasses.replace(config, stages=stages)
-    return config if config.stages >= 2 else None
+    return config
 
 
 def _with_narrow_epilogue(config: MatmulConfig, sizes: Sizes) -> Iterator[MatmulConfig]:
@@ -377,17 +405,23 @@ def _with_narrow_epilogue(config: MatmulConfig, sizes: Sizes) -> Iterator[Matmul
 
 
 def with_most_stages(
-    config: MatmulConfig, size: int, out_size: int, *, over_sums: bool = False
+    config: MatmulConfig,
+    size: int,
+    out_size: int,
+    *,
+    over_sums: bool = False,
+    most: int = MAXIMUM_STAGES,
 ) -> MatmulConfig:
     """A configuration with as many stages as fit shared memory; for sizes see its ``fits``.
 
     Args:
       over_sums: whether the sums of other blocks may come where the stages were.
+      most: stages at most.
     """
     free = SHARED_MEMORY - config.staging_bytes(out_size)
     if not over_sums:
         free -= config.sums_bytes
-    stages = min(free // config.stage_bytes(size), MAXIMUM_STAGES)
+    stages = min(free // config.stage_bytes(size), most)
     if over_sums and stages * config.stage_bytes(size) < config.sums_bytes:
         stages = 0
     return dataclasses.replace(config, stages=stages)

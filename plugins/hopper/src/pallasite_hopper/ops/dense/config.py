@@ -40,12 +40,17 @@ class MatmulConfig:
       cluster_across: blocks of a cluster along the other direction, 1, 2 or 4, at most 8 in all:
         then each operand is fetched once by those that read it. Not together with ``split_k`` and
         ``last_parts``.
+      release_by_warps: whether each warp of a block that shares operands gives a stage back on its
+        own, rather than one for all warps when they have converged.
       group: so many tiles along ``grid_minor`` are visited before going on along the other
         direction, so that what neighbours read stays in the L2 cache.
       grid_minor: ``"m"`` or ``"n"``.
       epilogue_n: columns that are written at a time, a divisor of a warpgroup's; with ``swap``, and
         without ``split_k``, any multiple of 8.
       epilogue_buffers: buffers for them, for each warpgroup.
+      epilogue_in_stages: whether the columns are written where the stages were, which leaves room
+        for a further stage; each has a buffer of its own, so none waits for another. For blocks
+        that have one tile each; not together with ``alternate``, ``last_parts`` and ``rest``.
       swap: computes the transposed matmul b.T @ a.T (to which all other attributes then refer), so
         that a result of few rows does not waste the 64 rows of the tensor cores.
       split_k: blocks of a cluster that share the steps of one tile and add up their sums, 1 to 8,
@@ -74,10 +79,12 @@ class MatmulConfig:
     cluster: int = 1
     cluster_along: str = "m"
     cluster_across: int = 1
+    release_by_warps: bool = False
     group: int = 8
     grid_minor: str = "m"
     epilogue_n: int = 64
     epilogue_buffers: int = 1
+    epilogue_in_stages: bool = False
     warpgroups: int = 2
     alternate: bool = False
     swap: bool = False
@@ -138,6 +145,15 @@ class MatmulConfig:
                 got=f"warpgroups={self.warpgroups}, split_k={self.split_k}, parts={self.parts}, "
                 f"last_parts={self.last_parts}",
                 expected="two warpgroups, and split_k = parts = last_parts = 1",
+            )
+        if self.epilogue_in_stages and (
+            self.alternate or self.last_parts > 1 or self.rest is not None
+        ):
+            raise InvalidValueError(
+                "MatmulConfig.epilogue_in_stages is for blocks that have one tile each",
+                got=f"alternate={self.alternate}, last_parts={self.last_parts}, "
+                + ("a rest" if self.rest is not None else "no rest"),
+                expected="alternate = False, last_parts = 1, no rest",
             )
         if self.rest is not None:
             self._check_rest(self.rest)
@@ -227,11 +243,21 @@ class MatmulConfig:
             last //= self.last_parts
         return sums * (self.split_k - 1) // self.split_k + last
 
+    @property
+    def staging_buffers(self) -> int:
+        """Buffers for columns that are written, for each warpgroup."""
+        if not self.epilogue_in_stages:
+            return self.epilogue_buffers
+        return -(-self.warpgroup_n // (self.epilogue_n * self.split_k))
+
     def staging_bytes(self, out_size: int) -> int:
         """Shared memory that neither stages nor sums take; see :meth:`shared_bytes`."""
+        return _RESERVE + (0 if self.epilogue_in_stages else self._columns_bytes(out_size))
+
+    def _columns_bytes(self, out_size: int) -> int:
         written = out_size if self.parts == 1 else 4
-        columns = self.epilogue_n * self.epilogue_buffers
-        return self.warpgroups * self.warpgroup_m * columns * written + _RESERVE
+        columns = self.epilogue_n * self.staging_buffers
+        return self.warpgroups * self.warpgroup_m * columns * written
 
     def sums_in_stages(self, size: int, out_size: int) -> bool:
         """Whether the sums of others come where the stages were, for want of shared memory.
@@ -249,9 +275,13 @@ class MatmulConfig:
           out_size: of the result.
         """
         stages, sums = self.stages * self.stage_bytes(size), self.sums_bytes
+        if self.epilogue_in_stages:
+            stages = max(stages, self._columns_bytes(out_size))
         both = max(stages, sums) if self.sums_in_stages(size, out_size) else stages + sums
         return both + self.staging_bytes(out_size)
 
     def fits(self, size: int, out_size: int) -> bool:
         """Whether shared memory suffices; see :meth:`shared_bytes`."""
+        if self.epilogue_in_stages and self.sums_in_stages(size, out_size):
+            return False
         return self.shared_bytes(size, out_size) <= SHARED_MEMORY

@@ -364,7 +364,8 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     # The epilogue.
     area = config.tile_m * config.tile_n
     epilogue = area * (sizes.out_size if config.parts == 1 else 4) * active / rates.write
-    epilogue += rates.piece * math.ceil(config.warpgroup_n / (config.epilogue_n * config.split_k))
+    pieces = math.ceil(config.warpgroup_n / (config.epilogue_n * config.split_k))
+    epilogue += rates.piece * (1 if config.epilogue_in_stages else pieces)
     if config.split_k > 1:
         epilogue += rates.exchange + area * 4 * (1 - 1 / config.split_k) / rates.exchanged
     waits = rates.unused * config.sums_in_stages(size, sizes.out_size)

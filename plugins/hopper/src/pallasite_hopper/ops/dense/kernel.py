@@ -20,6 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
+from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_std.api import Epilogue, MatmulProblem
 
@@ -64,6 +65,12 @@ def build(
         clusters = min(resident_clusters(config.cluster_blocks, multiprocessors), loop.items)
     if config.last_parts > 1:
         clusters = multiprocessors // config.last_parts
+    if config.epilogue_in_stages and clusters < loop.items:
+        raise InvalidValueError(
+            "MatmulConfig.epilogue_in_stages is for blocks that have one tile each",
+            got=f"{loop.items} tiles for {clusters} clusters of blocks",
+            expected="larger tiles, or epilogue_in_stages = False",
+        )
     rows, columns = config.warpgroup_m, config.epilogue_n
     staging = (columns, rows) if config.swap else (rows, columns)
     out_shape: tuple[int, ...] = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
@@ -75,7 +82,7 @@ def build(
     scratch: dict[str, Any] = {
         "a_smem": plgpu.SMEM((stages, *_turned(a_shape, problem.transpose_a)), problem.dtype_a),
         "b_smem": plgpu.SMEM((stages, *_turned(b_shape, problem.transpose_b)), problem.dtype_b),
-        "out_smem": plgpu.SMEM((compute, config.epilogue_buffers, *staging), out_dtype),
+        "out_smem": plgpu.SMEM((compute, config.staging_buffers, *staging), out_dtype),
         "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=stages * loop.turns),
         "empty": plgpu.Barrier(num_arrivals=compute // loop.turns, num_barriers=stages)
         if config.cluster == 1
@@ -83,6 +90,7 @@ def build(
             collective_axes=("cluster", "across") if config.cluster_across > 1 else ("cluster",),
             num_arrivals=compute // loop.turns,
             num_barriers=stages,
+            by_warps=config.release_by_warps,
         ),
     }
     loop.arrange(scratch)
@@ -99,8 +107,13 @@ def build(
         operands = scratch.pop("a_smem"), scratch.pop("b_smem")
         scratch["stages"] = plgpu.RefUnion(operands, scratch.pop("sums_smem"))
         scratch["unused"] = plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=compute)
+    elif config.epilogue_in_stages:
+        operands = scratch.pop("a_smem"), scratch.pop("b_smem")
+        scratch["stages"] = plgpu.RefUnion(operands, scratch.pop("out_smem"))
+        if compute > 1:
+            scratch["multiplied"] = plgpu.Barrier(num_arrivals=compute)
     if epilogue.residual:
-        scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.epilogue_buffers)
+        scratch["residual_full"] = plgpu.Barrier(num_barriers=compute * config.staging_buffers)
     across = (config.cluster_across,) if config.cluster_across > 1 else ()
     options: dict[str, Any] = {}
     if region is not None:
@@ -244,9 +257,9 @@ class MatmulLoop:
         a: Any,
         b: Any,
         *refs: Any,
-        out_smem: Any,
         full: Any,
         empty: Any,
+        out_smem: Any = None,
         a_smem: Any = None,
         b_smem: Any = None,
         residual_full: Any = None,
@@ -254,9 +267,12 @@ class MatmulLoop:
         summed: Any = None,
         stages: Any = None,
         unused: Any = None,
+        multiplied: Any = None,
     ) -> None:
         """The kernel's body."""
-        if stages is not None:
+        if self.config.epilogue_in_stages:
+            (a_smem, b_smem), out_smem = stages
+        elif stages is not None:
             (a_smem, b_smem), sums_smem = stages
         *operands, out = refs
         if self.continues:
@@ -279,6 +295,8 @@ class MatmulLoop:
                 write = functools.partial(self._add_parts, warpgroup, received, write)
             elif self.config.last_parts > 1:
                 write = functools.partial(self._add_if_shared, warpgroup, received, write)
+            if multiplied is not None:
+                write = functools.partial(self._write_when_multiplied, multiplied, write)
             self.compute(warpgroup, a_smem, b_smem, full, empty, write)
             plgpu.wait_smem_to_gmem(0)
 
@@ -591,6 +609,20 @@ class MatmulLoop:
 
         lax.cond(shared, add, lambda: write(jnp.int32(0), sums, m, n))
 
+    def _write_when_multiplied(
+        self,
+        multiplied: Any,
+        write: Callable[[Any, Any, Any, Any], None],
+        part: Any,
+        sums: Any,
+        m: Any,
+        n: Any,
+    ) -> None:
+        """Writes a tile when no warpgroup reads the stages any more, where its columns come."""
+        plgpu.barrier_arrive(multiplied)
+        plgpu.barrier_wait(multiplied)
+        write(part, sums, m, n)
+
     def finish(
         self,
         warpgroup: Any,
@@ -608,7 +640,7 @@ class MatmulLoop:
         height, width = config.warpgroup_m, config.epilogue_n
         if config.parts > 1:
             out = out.at[item_part]
-        buffers = config.epilogue_buffers
+        buffers = config.staging_buffers
         # If buffers do not take turns from tile to tile, the last one is the first one's.
         uneven = -(-sums.shape[1] // width) % buffers != 0
         for part, first in enumerate(range(0, sums.shape[1], width)):
@@ -622,7 +654,9 @@ class MatmulLoop:
             view = plgpu.transpose_ref(staging, (1, 0)) if config.swap else staging
             window = (columns, rows) if config.swap else (rows, columns)
             in_flight = 0 if uneven and part == 0 else buffers - 1
-            plgpu.wait_smem_to_gmem(in_flight, wait_read_only=True)
+            # Buffers of their own are free; where they are, other warps may still multiply.
+            if not config.epilogue_in_stages or (part == 0 and config.warpgroups == 1):
+                plgpu.wait_smem_to_gmem(in_flight, wait_read_only=True)
             residual = None
             if self.epilogue.residual:
                 barrier = residual_full.at[warpgroup * buffers + stage]
