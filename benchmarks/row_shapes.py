@@ -136,6 +136,16 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (norm_kernels, "suits_pipeline", _always),
         (quantize, "suits_pipeline", _always),
     ),
+    "moments at once": ((norm_kernels, "AT_ONCE", True),),
+    "forward pipelined, moments at once": (
+        (norm_kernels, "suits_pipeline", _always),
+        (norm_kernels, "AT_ONCE", True),
+    ),
+    "forward pipelined by columns, moments at once": (
+        (norm_kernels, "suits_pipeline", _always),
+        (norm_kernels, "AT_ONCE", True),
+        (pipelines, "FORWARD_BY_COLUMNS", True),
+    ),
     "gradients not pipelined": ((norm_kernels, "gradient_pipeline", _none),),
     "by vectors": ((pipelines, "BY_COLUMNS", False),),
     "gradients of narrow rows pipelined": ((pipelines, "_LEAST_UNALIGNED", 1024),),

@@ -229,3 +229,40 @@ def test_wide_weights_of_rows_within_vectors_fit():
         kernel, *(jax.ShapeDtypeStruct(*one) for one in shapes), target="sm_90a"
     )
     assert 100_000 < compiled.resources.shared_memory_bytes <= SHARED_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "residual", "pipelined"),
+    [
+        (131, 3081, True, True),  # By vectors; samples are read a step before.
+        (3, 2457, False, False),  # Rows that registers hold.
+        (2, 8192, True, False),  # Several warpgroups share them.
+    ],
+)
+def test_moments_at_once(rows, columns, residual, pipelined, monkeypatch):
+    monkeypatch.setattr(norms, "machine", lambda: (1, SHARED_MEMORY))
+    monkeypatch.setattr(norm_kernels, "AT_ONCE", True)
+    monkeypatch.setattr(norm_kernels, "tiled_row_kernel", lambda *arguments: None)
+    monkeypatch.setattr(norm_kernels, "suits_pipeline", lambda *arguments: pipelined)
+    norm_kernels.forward.cache_clear()
+    value, exact = norm_and_reference(
+        rows, columns, BF16, centered=True, residual=residual, quantize=None
+    )
+    norm_kernels.forward.cache_clear()
+    assert np.linalg.norm(value - exact) / np.linalg.norm(exact) < 6e-3
+
+
+def test_moments_at_once_of_outliers(monkeypatch):
+    """An outlier among the samples is all that the variance consists of."""
+    monkeypatch.setattr(norm_kernels, "AT_ONCE", True)
+    norm_kernels.forward.cache_clear()
+    draw = np.random.default_rng(5)
+    x = draw.normal(size=(3, 4096)) + 30
+    x[0, 0], x[1, 4095], x[2, 7] = 1e5, -3e4, 1e6
+    x = jnp.asarray(x, BF16)
+    found = np.asarray(ops.layer_norm(x), np.float64)
+    norm_kernels.forward.cache_clear()
+    wide = np.asarray(x, np.float64)
+    apart = wide - wide.mean(-1, keepdims=True)
+    exact = apart / np.sqrt((apart * apart).mean(-1, keepdims=True) + 1e-5)
+    assert np.linalg.norm(found - exact) / np.linalg.norm(exact) < 6e-3

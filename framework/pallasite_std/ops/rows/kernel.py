@@ -36,6 +36,10 @@ INSIDE = plgpu.OOBFillMode.PROMISE_IN_BOUNDS
 MOST_KEPT = 4
 """Elements of a row that a lane keeps in registers although they are in shared memory."""
 
+SAMPLES = 4
+"""Elements of a row whose mean stands for that of all, in differences that few digits have to
+hold."""
+
 REDUCE: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max}
 
 
@@ -325,6 +329,16 @@ class Rows:
             return ref[self.first, columns].astype(jnp.float32)
         rows = self.first + lax.broadcasted_iota(jnp.int32, columns.shape, 0)
         return ref[rows, columns].astype(jnp.float32)
+
+    def samples(self, ref: Any) -> list[Any] | None:
+        """Some elements of the row as float32, the same for all warpgroups that share it; None
+        where they are not at hand."""
+        plain = type(self.resident) is Chunk and not self.staged
+        if self.tiling.height > 1 or not self.tiling.resident or not plain:
+            return None
+        last = self.tiling.columns - 1
+        places = [last * one // (SAMPLES - 1) for one in range(SAMPLES)]
+        return [ref[self.place, one].astype(jnp.float32) for one in places]
 
     def use_slots(self, first: Any) -> None:
         """In a loop: which reductions of the body, counted from 0, those of a turn are."""

@@ -152,12 +152,25 @@ def forward(
                 return chunk.computed(summed, lambda: add(chunk).astype(jnp.float32))
             return chunk.load(x if residual is None else summed)
 
+        def sampled(block: Rows) -> Any:
+            """About the mean of a row, from a few elements."""
+            some = block.samples(x)
+            others = block.samples(residual) if residual is not None else None
+            if some is not None and others is not None:
+                both = zip(some, others, strict=True)
+                some = [(a + b).astype(dtype).astype(jnp.float32) for a, b in both]
+            return None if some is None else sum(some) / len(some)
+
         mean = squares = None
         # Without a bias the largest magnitude is known but for a factor before the norm is.
         early = norm.quantized is not None and bias is None
         one_pass = ONE_PASS_NEAR if block.near else ONE_PASS
         if norm.centered and one_pass and not early and _has_chunks(block):
             mean, squares = _moments(block, source)
+        elif _at_once(norm, dtype) and (pivot := sampled(block)) is not None:
+            sums = yield lambda chunk: _apart(source(chunk), pivot), ("sum", "sum"), []
+            mean = pivot + sums[0] / columns
+            squares = jnp.maximum(sums[1] - sums[0] * sums[0] / columns, 0.0)
         elif norm.centered:
             (total,) = yield lambda chunk: (source(chunk),), ("sum",), []
             mean = total / columns
@@ -220,7 +233,7 @@ def forward(
     blocks = max(1, multiprocessors)
     least = STREAMED_COLUMNS if exchanges > 1 else 3 * STREAMED_COLUMNS
     vectors = range(1 + norm.residual, 1 + norm.residual + norm.weight + norm.bias)
-    matrices, reductions = [dtype] * (1 + norm.residual), _reductions(norm)
+    matrices, reductions = [dtype] * (1 + norm.residual), _reductions(norm, dtype)
     kernel = tiled_row_kernel(
         body, rows, columns, matrices, out_types, norm.name, blocks, shared_memory, vectors,
         params,
@@ -250,7 +263,7 @@ def forward(
         kernel = row_pipeline(
             body, rows, columns, matrices, reductions, out_types, norm.name, blocks,
             shared_memory, vectors, norm.weight_size * len(vectors),
-            norm.weight_size > size_of(dtype), params,
+            norm.weight_size > size_of(dtype), params, _at_once(norm, dtype),
         )  # fmt: skip
         if kernel is not None:
             return kernel
@@ -283,6 +296,23 @@ ONE_PASS = False
 
 ONE_PASS_NEAR = False
 """The same of rows in shared memory."""
+
+
+AT_ONCE = False
+"""Whether sums of differences to a few elements' mean, and of their squares, are reduced at once in
+layer norms of 16 bits. A row of n elements has squares of at most n / 4 times the variance there:
+of 24 bits, more are left than the result has."""
+
+
+def _at_once(norm: Norm, dtype: np.dtype[Any]) -> bool:
+    """Whether a layer norm reduces once for mean and variance, where elements are at hand."""
+    return AT_ONCE and norm.centered and norm.quantized is None and size_of(dtype) < 4
+
+
+def _apart(value: Any, pivot: Any) -> tuple[Any, Any]:
+    """Differences, and their squares."""
+    value = value - pivot
+    return value, value * value
 
 
 def _has_chunks(block: Rows) -> bool:
@@ -330,8 +360,10 @@ def _moments(block: Rows, source: Callable[[Chunk], Any]) -> tuple[Any, Any]:
     return mean, total
 
 
-def _reductions(norm: Norm) -> list[tuple[str, ...]]:
+def _reductions(norm: Norm, dtype: np.dtype[Any]) -> list[tuple[str, ...]]:
     """The kinds of what the forward kernel reduces at a time."""
+    if _at_once(norm, dtype):
+        return [("sum", "sum")]
     early = norm.quantized is not None and not norm.bias
     found: list[tuple[str, ...]] = [("sum",)] if norm.centered else []
     found.append(("sum", "max") if early else ("sum",))

@@ -27,6 +27,7 @@ from pallasite_std.ops.rows.kernel import (
     INSIDE,
     NEUTRAL,
     REDUCE,
+    SAMPLES,
     Chunk,
     Reductions,
     Rows,
@@ -178,6 +179,20 @@ class _FlatChunk(Chunk):
         ref[pl.ds(self._position, self.width)] = value.astype(ref.dtype)
 
 
+class _SampledRow(Rows):
+    """A row some of whose elements were read early.
+
+    Attributes:
+      sampled: these, by the identity of a matrix.
+    """
+
+    sampled: dict[int, list[Any]]
+
+    def samples(self, ref: Any) -> list[Any] | None:
+        """See the base class."""
+        return self.sampled.get(id(ref))
+
+
 @dataclasses.dataclass
 class _Flight:
     """Rows in flight: their step, and of each its values and what is known of its reductions."""
@@ -206,6 +221,7 @@ def pipelined_row_kernel(
     vectors: Sequence[int] = (),
     of_rows: Sequence[int] = (),
     params: Any = None,
+    samples: bool = False,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """A kernel whose blocks, or clusters, go over many rows each.
 
@@ -226,6 +242,7 @@ def pipelined_row_kernel(
       vectors: numbers of the operands with an element for each column, which stay in registers.
       of_rows: of those with an element for each row, which is read early.
       params: ``CompilerParams``.
+      samples: whether the body asks for :meth:`.kernel.Rows.samples`.
     """
     depth, stages, threads = len(reductions), pipeline.stages, pipeline.threads
     blocks, parts, columns = pipeline.blocks, pipeline.parts, pipeline.columns
@@ -353,16 +370,29 @@ def pipelined_row_kernel(
         def early(step: Any) -> list[list[Any]]:
             step = lax.min(step, steps - 1)
             rows_there = [row_of(step, number) for number in range(together)]
-            return [[refs[one][row] for one in of_rows] for row in rows_there]
+            return [[refs[one][row] for one in of_rows] + some_of(row) for row in rows_there]
+
+        def some_of(row: Any) -> list[Any]:
+            places = [(columns - 1) * one // (SAMPLES - 1) for one in range(SAMPLES)]
+            return [
+                (ref[row * columns + place] if flat else ref[row, place]).astype(jnp.float32)
+                for ref in refs[: len(dtypes) if samples else 0]
+                for place in places
+            ]
 
         def start(flight: _Flight, number: int) -> tuple[Rows, Work]:
             row, there = row_of(flight.step, number), dict(kept)
             for ref, place in zip(refs, places(flight.step, number), strict=False):
                 there[id(ref)] = place.at[pl.ds(start_of(row), width)]
             values = dict(
-                zip((id(refs[one]) for one in of_rows), flight.values[number], strict=True)
+                zip((id(refs[one]) for one in of_rows), flight.values[number], strict=False)
             )
-            block = Rows(tiling, row, thread, None, there, held | values)
+            block = _SampledRow(tiling, row, thread, None, there, held | values)
+            some = flight.values[number][len(of_rows) :]
+            block.sampled = {
+                id(ref): some[one * SAMPLES : (one + 1) * SAMPLES]
+                for one, ref in enumerate(refs[: len(dtypes) if samples else 0])
+            }
             if masked:
                 block.resident = _UnalignedChunk(block, position(row), width, inside)
             elif flat:

@@ -267,11 +267,12 @@ def row_pipeline(
     vector_bytes: int = 0,
     wide: bool = False,
     params: Any = None,
+    samples: bool = False,
 ) -> Callable[..., tuple[jax.Array, ...]] | None:
     """A kernel without sums over rows, or None if it cannot be.
 
     Args:
-      body, rows, reductions, out_types, name, vectors: of :func:`.pipelined_row_kernel`.
+      body, rows, reductions, out_types, name, vectors, samples: of :func:`.pipelined_row_kernel`.
       columns: of the matrices.
       dtypes: of the matrices that are read, the first operands.
       multiprocessors, shared_memory, vector_bytes, wide: of :func:`gradient_pipeline`.
@@ -287,5 +288,5 @@ def row_pipeline(
     groups = pipeline.groups(multiprocessors, rows)
     return pipelined_row_kernel(
         body, no_sums, rows, pipeline, groups, dtypes, reductions, 0, out_types, name, vectors,
-        params=params,
+        params=params, samples=samples,
     )  # fmt: skip
