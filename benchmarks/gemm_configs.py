@@ -97,7 +97,8 @@ def _ways(ordered: Sequence[MatmulConfig], sizes: Sizes) -> list[MatmulConfig]:
 
 def _stages(sizes: Sizes) -> list[MatmulConfig]:
     """The best tiles, and the same with more stages and with columns that are written where the
-    stages were; the best ones first."""
+    stages were; of pairs of blocks, with warps that give stages back on their own; of the first
+    two, with operands that stay in the cache. The best ones first."""
 
     def best(found: Iterable[MatmulConfig]) -> list[list[MatmulConfig]]:
         kinds: dict[Any, MatmulConfig] = {}
@@ -108,6 +109,9 @@ def _stages(sizes: Sizes) -> list[MatmulConfig]:
         return [one for one in groups if len(set(one)) > 1]
 
     usual, others = best(candidates.candidates(sizes)), best(candidates.further_candidates(sizes))
+    for group in usual[:2]:
+        if group[0].evict_first:
+            group.append(dataclasses.replace(group[-1], evict_first=False))
     groups = usual[:TILES] + others[:1] + usual[TILES:]
     for group in groups:
         if group[0].cluster > 1:
