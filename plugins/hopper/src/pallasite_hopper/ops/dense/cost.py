@@ -78,11 +78,17 @@ class Rates:
       xla_unaligned_memory: bytes of operands that it reads where rows along k are not aligned.
       xla_launch: nanoseconds of it besides.
       xla_epilogue: nanoseconds of a further kernel for the epilogue.
-      xla_fill: nanoseconds for each element along k.
-      xla_unaligned_fill: the same of unaligned rows, until ``xla_most_fill``.
-      xla_most_fill: the most of that, since k is divided among blocks then.
+      xla_fill: nanoseconds for each element along k, until ``xla_most_fill``.
+      xla_unaligned_fill: the same of unaligned rows, until ``xla_most_unaligned_fill``.
+      xla_most_fill, xla_most_unaligned_fill: the most of that, since k is divided among blocks
+        then.
+      xla_several: with more rows than that, and ``xla_padded`` elements along k or more, operands
+        whose rows along k are not aligned are copied, or have a kernel that is as slow.
+      xla_copies: nanoseconds of that; in proportion for fewer elements along k.
+      xla_padded: see there.
       xla_few, xla_short: up to so many rows, and elements along k, it reads as if these were
-        aligned.
+        aligned; with fewer elements along k than ``xla_padded``, always.
+      xla_long: with more elements along k, the other operand is copied if it is not aligned.
       xla_vector: nanoseconds of its product of one row with a matrix, besides what follows.
       xla_vector_fill: of that, for each element along k.
       xla_vector_memory: bytes that it reads.
@@ -145,8 +151,13 @@ class Rates:
     xla_fill: float
     xla_unaligned_fill: float
     xla_most_fill: float
+    xla_most_unaligned_fill: float
+    xla_several: int
+    xla_copies: float
+    xla_padded: int
     xla_few: int
     xla_short: int
+    xla_long: int
     xla_vector: float
     xla_vector_fill: float
     xla_vector_memory: float
@@ -200,18 +211,23 @@ H200 = Rates(
     stored=4400.0,
     stored_elements=1500.0,
     store=300.0,
-    xla=494_000.0,
-    xla_elements=250_000.0,
-    xla_unaligned=220_000.0,
-    xla_memory=3460.0,
-    xla_unaligned_memory=1026.0,
-    xla_launch=1595.0,
+    xla=570_000.0,
+    xla_elements=238_000.0,
+    xla_unaligned=203_000.0,
+    xla_memory=3850.0,
+    xla_unaligned_memory=1100.0,
+    xla_launch=1315.0,
     xla_epilogue=1350.0,
-    xla_fill=1.53,
-    xla_unaligned_fill=7.14,
-    xla_most_fill=4820.0,
+    xla_fill=12.7,
+    xla_unaligned_fill=8.14,
+    xla_most_fill=5440.0,
+    xla_most_unaligned_fill=4760.0,
+    xla_several=24,
+    xla_copies=1820.0,
+    xla_padded=128,
     xla_few=32,
     xla_short=1000,
+    xla_long=1500,
     xla_vector=890.0,
     xla_vector_fill=4.83,
     xla_vector_memory=3790.0,
@@ -226,10 +242,10 @@ what it chooses of the configurations that were measured takes 1.7 % more time t
 the mean. ``least_step`` was found after that, by some 60 shapes more, as were the orders of tiles.
 With extents not divisible by 8 (jax 0.11.2): ``pad`` and ``copy`` to the times of the kernels of 35
 shapes (``benchmarks/unaligned.py``), ``stored`` to those of one large one, ``stored_elements`` of
-another (which was stored by words then); from ``xla`` on, but for the epilogue, to XLA's times of
-63, operands in row order, within 15 %, five of which have one row, and two more one row that is
-divided. ``xla_few`` and ``xla_short``: to those of 43 more of up to 32 rows, which are 11 % off in
-the mean with them and 22 % without."""
+another (which was stored by words then); from ``xla`` on, but for the epilogue and for one row, to
+XLA's times of 253, of which those of 108 that take less than 15 us are 14 % off and all are 17 %;
+``xla_vector`` and what follows to those of five that have one row, and two more whose row is
+divided."""
 
 H200_CHOICE = dataclasses.replace(
     H200,

@@ -25,8 +25,8 @@ from pallasite_std.api import padded_columns
 type AnyRowsConfig = DirectConfig | FewRowsConfig | JoinedRowsConfig
 """Of a kernel that reads rows that begin anywhere."""
 
-_LEAST_GAIN = 0.15
-"""Of the kernel that loads words, by the estimates, which are off by about as much."""
+_LEAST_GAIN = 0.05
+"""Of the kernel that loads words, by the estimates."""
 
 _LEAST_GAIN_OF_JOINED = 0.15
 """Of the kernel that reads several rows as one."""
@@ -105,14 +105,17 @@ def nanoseconds_by_xla(sizes: Sizes, *, plain: bool = True, rates: Rates = H200)
     # left operand it has no other kernels, either.
     slow = sizes.transpose_a or _unaligned(k, sizes.size)
     if slow:
-        fill = min(rates.xla_unaligned_fill * k, rates.xla_most_fill)
-        short = m <= rates.xla_few and k <= rates.xla_short
+        fill = min(rates.xla_unaligned_fill * k, rates.xla_most_unaligned_fill)
+        fill += rates.xla_copies * min(1.0, k / rates.xla_padded) * (m > rates.xla_several)
+        short = k < rates.xla_padded or (m <= rates.xla_few and k <= rates.xla_short)
         calculated = rates.xla_unaligned
         moved = rates.xla_memory if short else rates.xla_unaligned_memory
     else:
-        fill, moved = rates.xla_fill * k, rates.xla_memory
+        fill, moved = min(rates.xla_fill * k, rates.xla_most_fill), rates.xla_memory
         words = sizes.transpose_b or n * sizes.size % WORD == 0
         calculated = rates.xla if words else rates.xla_elements
+        if k > rates.xla_long:
+            fill += rates.copy + 2 * n * k * sizes.size / rates.pad
     time = rates.xla_launch + fill + 2 * m * n * k / calculated + read / moved
     return time + written / rates.xla_memory + epilogue
 
