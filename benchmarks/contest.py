@@ -121,7 +121,8 @@ class Result:
     """One contender in one row: median and quartiles of the milliseconds of a call.
 
     ``milliseconds`` is None where it failed or computed something else; then the note says why.
-    ``kernels`` and ``elapsed`` are medians of both times of a call, whichever counts.
+    ``kernels`` and ``elapsed`` are medians of both times of a call, whichever counts; ``each`` has
+    the kernels of a call one by one, of the last batch.
     """
 
     contender: str
@@ -130,6 +131,7 @@ class Result:
     quartiles: tuple[float, float] | None = None
     kernels: float | None = None
     elapsed: float | None = None
+    each: list[tuple[str, float]] = dataclasses.field(default_factory=list)
     calls: int = 0
     errors: dict[str, float] = dataclasses.field(default_factory=dict)
     note: str = ""
@@ -338,6 +340,7 @@ class _Contest:
         result.milliseconds = statistics.median(samples)
         result.kernels = statistics.median(t for batch in entry.batches for t in batch.kernels)
         result.elapsed = statistics.median(batch.elapsed for batch in entry.batches)
+        result.each = entry.batches[-1].each
         result.calls = len(entry.batches) * entry.calls
         if len(samples) > 1:
             low, _, high = statistics.quantiles(samples, n=4, method="inclusive")

@@ -140,10 +140,12 @@ class Batch:
     Attributes:
       kernels: of each call, the sum over its kernels; or one mean over all calls.
       elapsed: from the begin of the first call to the end of the last, divided by their number.
+      each: the kernels of a call, with their medians; empty where calls cannot be told apart.
     """
 
     kernels: list[float]
     elapsed: float
+    each: Records = dataclasses.field(default_factory=list)
 
 
 class Timer(Protocol):
@@ -279,7 +281,8 @@ class CuptiTimer:
             try:
                 rest = without_filler(records, filler.names)
                 elapsed -= filler.latency + total(records) - total(rest)
-                return Batch(milliseconds_per_call(rest, count), elapsed / count)
+                each = medians_of(records_of_calls(rest, count))
+                return Batch(milliseconds_per_call(rest, count), elapsed / count, each)
             except MeasurementError:
                 if attempt == ATTEMPTS - 1:
                     raise
@@ -360,10 +363,7 @@ def interleaved(
         times[one] += each[1:] or each
         several[one] += records_of_calls(part, count + 1)[1:]
     for one, found in several.items() if kernels_of is not None else ():
-        kernels_of[one] = [
-            (both[0][0], statistics.median(milliseconds for _, milliseconds in both))
-            for both in zip(*found, strict=False)
-        ]
+        kernels_of[one] = medians_of(found)
     return {one: statistics.median(found) for one, found in times.items()}
 
 
@@ -427,6 +427,14 @@ def records_of_calls(records: Records, count: int) -> list[Records]:
     calls = [records[i * kernels : (i + 1) * kernels] for i in range(count)]
     alike = all([name for name, _ in c] == [name for name, _ in calls[0]] for c in calls)
     return calls if alike else []
+
+
+def medians_of(calls: Sequence[Records]) -> Records:
+    """The kernels of a call, with the median of each."""
+    return [
+        (both[0][0], statistics.median(milliseconds for _, milliseconds in both))
+        for both in zip(*calls, strict=False)
+    ]
 
 
 def make_timer(kind: str) -> Timer:
