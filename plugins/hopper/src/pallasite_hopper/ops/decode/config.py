@@ -41,6 +41,7 @@ class DecodeConfig:
         for, up to 16.
       blocks_per_multiprocessor: blocks, 1 to 4, that share a multiprocessor.
       blocks: how many blocks share the work; None fills the GPU.
+      evict_first: whether the L2 cache gives up first what is read of the cache.
     """
 
     tile: int = 64
@@ -48,6 +49,7 @@ class DecodeConfig:
     stages: int | None = None
     blocks_per_multiprocessor: int = 2
     blocks: int | None = None
+    evict_first: bool = False
 
     def __post_init__(self) -> None:
         _within("heads", self.heads, 1, 4)

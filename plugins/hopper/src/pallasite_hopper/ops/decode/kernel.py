@@ -261,6 +261,7 @@ class _Decode:
                     destination.at[head, pl.ds(part * self.page_rows, self.page_rows)],
                     full,
                     arrive=False,
+                    evict_first=config.evict_first,
                 )
 
     def _window(self, source: Any, item: Item, start: Any, head: Any) -> Any:
