@@ -32,6 +32,8 @@ BEST = 4
 """So many are measured of whatever kind."""
 NEAR_WAYS = 1.25
 """The same of ways to share operands."""
+PREFETCH = (8, 24)
+"""Steps that the L2 cache is asked for ahead."""
 TILES = 3
 """The best of so many are measured with every way to share operands, the best of all in other
 orders too."""
@@ -98,7 +100,8 @@ def _ways(ordered: Sequence[MatmulConfig], sizes: Sizes) -> list[MatmulConfig]:
 def _stages(sizes: Sizes) -> list[MatmulConfig]:
     """The best tiles, and the same with more stages and with columns that are written where the
     stages were; of pairs of blocks, with warps that give stages back on their own; of the first
-    two, with operands that stay in the cache. The best ones first."""
+    ones, with steps that the cache is asked for ahead, and with operands that stay there. The best
+    ones first."""
 
     def best(found: Iterable[MatmulConfig]) -> list[list[MatmulConfig]]:
         kinds: dict[Any, MatmulConfig] = {}
@@ -109,9 +112,11 @@ def _stages(sizes: Sizes) -> list[MatmulConfig]:
         return [one for one in groups if len(set(one)) > 1]
 
     usual, others = best(candidates.candidates(sizes)), best(candidates.further_candidates(sizes))
-    for group in usual[:2]:
-        if group[0].evict_first:
-            group.append(dataclasses.replace(group[-1], evict_first=False))
+    for number, group in enumerate(usual[:TILES]):
+        deep = group[-1]
+        group += [dataclasses.replace(deep, prefetch=steps) for steps in PREFETCH]
+        if number < 2 and deep.evict_first:
+            group.append(dataclasses.replace(deep, evict_first=False))
     groups = usual[:TILES] + others[:1] + usual[TILES:]
     for group in groups:
         if group[0].cluster > 1:

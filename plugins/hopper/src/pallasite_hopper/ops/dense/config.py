@@ -33,6 +33,8 @@ class MatmulConfig:
       in_flight: steps, 1 or 0, whose MMA still runs while a warpgroup waits for the next one's
         operands: with 0 a stage is filled anew as soon as it was multiplied, which pays where
         operands come later than they are multiplied.
+      prefetch: steps before a step is in flight that the L2 cache is asked for its operands, by one
+        of the blocks that read them, so that copies need not wait for memory; 0 for never.
       split: whether two warpgroups halve the rows (``"m"``) or the columns (``"n"``).
       cluster: blocks of a cluster: 1, 2 or 4. They compute tiles side by side along
         ``cluster_along``, and what all of them read is fetched once.
@@ -75,6 +77,7 @@ class MatmulConfig:
     tile_k: int = 64
     stages: int = 4
     in_flight: int = 1
+    prefetch: int = 0
     split: str = "n"
     cluster: int = 1
     cluster_along: str = "m"
@@ -118,6 +121,10 @@ class MatmulConfig:
                     got=str(getattr(self, name)),
                     expected=" or ".join(map(str, accepted)),
                 )
+        if self.prefetch < 0:
+            raise InvalidValueError(
+                "MatmulConfig.prefetch is negative", got=str(self.prefetch), expected="steps, or 0"
+            )
         if self.parts < 1 or (self.parts > 1 and self.split_k > 1):
             raise InvalidValueError(
                 "MatmulConfig.parts does not go together with split_k",
