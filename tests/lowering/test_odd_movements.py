@@ -249,3 +249,16 @@ def test_rows_have_registers_that_follow_each_other() -> None:
     assert part is not None
     assert part.size == 2 * layout.part_of_register(1, 0)
     assert row_major(part.shape, 16).size == part.size
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize("shape", [(16, 61, 2), (1, 613, 1)])
+def test_one_element_of_a_row(shape: tuple[int, ...], semantics: Any) -> None:
+    """A slice with steps that has one element, of an array in one row."""
+    x = numbers(shape, np.uint32, 5)
+    part = tuple(slice(size // 2, size // 2 + 2, 2) for size in shape)
+
+    def body(x: Any) -> Any:
+        return lax.cond(jnp.max(x) > 3, lambda: x + x, lambda: x)[part]
+
+    np.testing.assert_array_equal(moved(body, x, semantics), 2 * x[part])

@@ -304,11 +304,6 @@ def _in_loop(x_ref: Any, rows_ref: Any, out_ref: Any) -> None:
         out_ref[pl.ds(i * 128 + 64, 64)] = x_ref[pl.ds(i * 128 + 64, 64)]
 
 
-def _programs(x_ref: Any, rows_ref: Any, out_ref: Any) -> None:
-    out_ref[pl.ds(rows_ref[0], 64)] = x_ref[pl.ds(0, 64)]
-    out_ref[pl.ds(rows_ref[1], 64)] = x_ref[pl.ds(0, 64)]
-
-
 NO_OVERWRITES = [
     _disjoint,
     _interleaved,
@@ -317,7 +312,6 @@ NO_OVERWRITES = [
     _same_place,
     _same_scalar,
     _in_loop,
-    _programs,
 ]
 
 

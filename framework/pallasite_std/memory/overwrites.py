@@ -2,17 +2,9 @@
 
 Memory that a kernel never reads needs no barriers around stores, except where one store of a user's
 thread overwrites what an earlier one wrote: other lanes may store there, and nothing orders them.
-Such a store has a barrier before it. It is one
-
-- whose window provably overlaps that of the earlier store: their starts differ by a constant, or
-  one of them spans the whole dimension; windows whose starts differ by a computed value count as
-  disjoint;
-- or which is no window (a slice with a stride, indices that are arrays) and not provably disjoint.
-
-In a loop, the next iteration's store over what another store of this one wrote has one, too.
-
-Not covered are windows of one store that overlap in different iterations of a loop, nor computed
-windows that only happen to overlap; the simulator's sanitizer reports these.
+Such a store has a barrier before it, also where it overwrites what another store, or itself, wrote
+in an earlier iteration of a loop. It needs none where both provably have no element in common, or
+the same ones by the same lanes: windows of one size at multiples of it are equal or disjoint.
 """
 
 from __future__ import annotations
@@ -31,8 +23,9 @@ from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops
 from pallasite.plugin.lowering import KernelContext, RegisterArray, RuleContext, StateKey
 from pallasite_std.memory.places import places_of
-from pallasite_std.memory.reference_types import MemoryReference, WindowStart, default_layout
+from pallasite_std.memory.reference_types import MemoryReference, default_layout
 from pallasite_std.memory.references import constant_integer, index_reference
+from pallasite_std.memory.sums import Counters, Sum, counters_of
 
 LEADER = "leader"
 """Who stores a scalar."""
@@ -52,7 +45,9 @@ class _Store:
       memory: what it writes, or more.
       lanes: which lanes hold the elements; None if that is not known.
       anchor: an operation right before it.
-      waits: whether there is to be a barrier.
+      waits: whether there is to be a barrier right before it.
+      follows_barrier: whether there is one anyway.
+      number: which of the kernel's stores it is.
       barriers: operations at the places of barriers that were emitted since.
     """
 
@@ -60,17 +55,21 @@ class _Store:
     lanes: Hashable
     anchor: ir.Operation
     waits: bool = False
+    follows_barrier: bool = False
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)
     barriers: list[ir.Operation] = dataclasses.field(default_factory=list)
+
+
+type _Terms = frozenset[tuple[Hashable, int]]
 
 
 class _Windows:
     """Stores to windows of one array whose starts have the same computed parts, with their starts
     and sizes in an array, since a kernel may have thousands."""
 
-    def __init__(self, terms: Sequence[Hashable], extents: Sequence[int]):
-        self._terms, self._extents = terms, np.array(extents, np.int64)
-        self._no_terms = np.array([not one for one in terms], np.bool_)
-        self._ranges = np.zeros((16, 2, len(extents)), np.int64)
+    def __init__(self, terms: Sequence[_Terms], counters: Counters):
+        self._terms, self._counters = terms, counters
+        self._ranges = np.zeros((16, 2, len(terms)), np.int64)
         self.stores: list[_Store] = []
 
     def add(self, store: _Store, starts: Sequence[int], sizes: Sequence[int]) -> None:
@@ -82,28 +81,30 @@ class _Windows:
         self.stores.append(store)
 
     def overlapping(
-        self, terms: Sequence[Hashable], starts: Sequence[int], sizes: Sequence[int]
+        self, sums: Sequence[Sum], sizes: Sequence[int], loop: ir.Operation | None
     ) -> list[_Store]:
-        """Those that provably overlap a window: along each dimension, they do by the constants of
-        starts that differ by these alone, or one of both spans it."""
-        begin, size = (self._ranges[: len(self.stores), number] for number in (0, 1))
-        first, extent = np.array(starts, np.int64), np.array(sizes, np.int64)
-        same = np.array(
-            [one == other for one, other in zip(self._terms, terms, strict=True)], np.bool_
-        )
-        computed = np.array([bool(one) for one in terms], np.bool_)
-        spans = (first == 0) & (extent == self._extents) & ~computed
-        spans = spans | ((begin == 0) & (size == self._extents) & self._no_terms)
-        near = (begin < first + extent) & (first < begin + size) & same
-        found = np.flatnonzero((spans | near).all(axis=1))
-        return [self.stores[number] for number in found]
+        """Those that may overlap a window, in the same iteration of the loops around both or, given
+        the outermost one, in another of its iterations."""
+        count = len(self.stores)
+        begin, size = (self._ranges[:count, number] for number in (0, 1))
+        apart = np.zeros(count, np.bool_)
+        for axis, (start, terms) in enumerate(zip(sums, self._terms, strict=True)):
+            unit = self._counters.difference(start, Sum(0, dict(terms)), loop).unit
+            behind = start.constant - begin[:, axis]
+            if not unit:
+                apart |= (behind <= -sizes[axis]) | (behind >= size[:, axis])
+                continue
+            above = behind % unit
+            apart |= (above >= size[:, axis]) & (above - unit <= -sizes[axis])
+        return [self.stores[number] for number in np.flatnonzero(~apart)]
 
 
 class _Stores:
     """The stores so far to global memory that the kernel does not read."""
 
-    def __init__(self) -> None:
-        self._windows: dict[tuple[Any, tuple[Hashable, ...]], _Windows] = {}
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._windows: dict[tuple[Any, tuple[_Terms, ...]], _Windows] = {}
         self._others: list[_Store] = []
 
     def add(self, store: _Store) -> None:
@@ -112,27 +113,44 @@ class _Stores:
         if window is None or buffer is None:
             self._others.append(store)
         elif all(one.size for one in window):
-            terms, starts, sizes = _ranges_of(window)
-            key = buffer, tuple(terms)
-            if key not in self._windows:
-                self._windows[key] = _Windows(terms, buffer.shape)
-            self._windows[key].add(store, starts, sizes)
+            sums = [Sum.of_window(one) for one in window]
+            terms = tuple(frozenset(one.terms.items()) for one in sums)
+            windows = self._windows.setdefault((buffer, terms), _Windows(terms, self._counters))
+            windows.add(store, [one.constant for one in sums], [one.size for one in window])
 
-    def candidates(self, new: _Store) -> list[_Store]:
-        """Those that may overlap one."""
+    def candidates(self, new: _Store, loop: ir.Operation | None = None) -> list[_Store]:
+        """Those that may overlap one, in the same iteration of the loops around both or, given the
+        outermost one, in another of its iterations."""
         memory = new.memory
         found = [one for one in self._others if one.memory.buffer == memory.buffer]
-        ranges = None if memory.window is None else _ranges_of(memory.window)
-        if ranges is not None and not all(ranges[2]):
+        window = memory.window
+        if window is not None and not all(one.size for one in window):
             return []
         for (buffer, _), windows in self._windows.items():
-            if buffer == memory.buffer:
-                found += windows.stores if ranges is None else windows.overlapping(*ranges)
+            if buffer == memory.buffer and window is None:
+                found += windows.stores
+            elif buffer == memory.buffer and window is not None:
+                sums, sizes = [Sum.of_window(one) for one in window], [one.size for one in window]
+                found += windows.overlapping(sums, sizes, loop)
         return found
+
+    def has_barrier(self, earlier: _Store, later: _Store, loop: ir.Operation) -> bool:
+        """Whether all lanes meet between a store in an iteration of a loop and one in the next."""
+        return any(
+            (store.waits or store.follows_barrier)
+            and store.anchor.parent.operation == loop
+            and (store.number <= later.number or store.number > earlier.number)
+            for store in self._all()
+        )
+
+    def _all(self) -> Iterator[_Store]:
+        yield from self._others
+        for windows in self._windows.values():
+            yield from windows.stores
 
     def keep(self, kept: Callable[[_Store], bool]) -> None:
         """Forgets the others."""
-        stores = [*self._others, *itertools.chain(*(w.stores for w in self._windows.values()))]
+        stores = list(self._all())
         self.clear()
         for store in filter(kept, stores):
             self.add(store)
@@ -142,15 +160,8 @@ class _Stores:
         self._windows, self._others = {}, []
 
 
-def _ranges_of(window: Sequence[WindowStart]) -> tuple[list[Hashable], list[int], list[int]]:
-    """For each dimension the computed part of the start, the constant and the size."""
-    sums = [_Sum.of_window(one) for one in window]
-    terms: list[Hashable] = [frozenset(one.terms.items()) for one in sums]
-    return terms, [one.constant for one in sums], [one.size for one in window]
-
-
 def _no_stores(kernel: KernelContext) -> _Stores:
-    return _Stores()
+    return _Stores(counters_of(kernel))
 
 
 _STORES = StateKey("standard.global-stores", _no_stores)
@@ -184,16 +195,17 @@ def order_store(ctx: RuleContext, memory: MemoryReference, lanes: Hashable) -> N
         return
     new = _store(ctx, memory, lanes)
     staged = ctx.kernel.state(_BRANCHES)
-    _order_iterations(ctx, staged, new)
     stores = ctx.kernel.state(_STORES)
     earlier = stores.candidates(new)
     replaced = [one for one in earlier if _replaces(new, one)]
-    if any(_needs_barrier(staged, old, new) for old in earlier):
-        ctx.synchronize()
+    counters = counters_of(ctx.kernel)
+    if any(_needs_barrier(counters, staged, old, new) for old in earlier):
+        new.waits = True
         _note_barrier(ctx)
     elif replaced:
         stores.keep(lambda store: all(store is not one for one in replaced))
     stores.add(new)
+    _order_iterations(ctx, new)
 
 
 def note_indexed_store(ctx: RuleContext, memory: MemoryReference, indices: Sequence[Any]) -> None:
@@ -206,7 +218,8 @@ def note_indexed_store(ctx: RuleContext, memory: MemoryReference, indices: Seque
         for index, size in zip(indices, memory.shape, strict=True)
     ]
     new = _store(ctx, index_reference(memory, around), None)
-    _order_iterations(ctx, ctx.kernel.state(_BRANCHES), new)
+    new.follows_barrier = True
+    _order_iterations(ctx, new)
     ctx.kernel.state(_STORES).add(new)
 
 
@@ -238,24 +251,27 @@ def _store(ctx: RuleContext, memory: MemoryReference, lanes: Hashable) -> _Store
     return store
 
 
-def _order_iterations(ctx: RuleContext, staged: Sequence[_Branch], new: _Store) -> None:
-    """Has earlier stores of a loop wait that, in the next iteration, overwrite what this one
-    writes, and this one where it comes after them in the next iteration only."""
-    stores = ctx.kernel.state(_IN_LOOPS)
+def _order_iterations(ctx: RuleContext, new: _Store) -> None:
+    """Has this store of a loop, or an earlier one, wait where it overwrites, in a later iteration,
+    what the other or itself wrote."""
     loops = _loops(new.anchor)
     if not loops:
         return
-    for old in stores.candidates(new):
-        repeated = any(one == other for one in loops for other in _loops(old.anchor))
-        if repeated and _overlaps(old, new) and not _is_repeated(old, new):
-            old.waits = True
-            new.waits |= not _precedes(staged, old.anchor, new.anchor)
+    counters, stores = counters_of(ctx.kernel), ctx.kernel.state(_IN_LOOPS)
     stores.add(new)
+    for old in sorted(stores.candidates(new, loops[0]), key=lambda store: store.number):
+        common = [one for one in loops if one in _loops(old.anchor)]
+        if not common or _are_apart(counters, old, new, common):
+            continue
+        if not _keeps_lanes(counters, old, new, loops[0]):
+            old.waits |= not stores.has_barrier(new, old, common[-1])
+            new.waits |= not stores.has_barrier(old, new, common[-1])
 
 
 def _loops(operation: ir.Operation) -> list[ir.Operation]:
-    """The loops around an operation."""
-    return [one for _, one in _around(operation) if one.name in ("scf.for", "scf.while")]
+    """The loops around an operation, outermost first."""
+    loops = [one for _, one in _around(operation) if one.name in ("scf.for", "scf.while")]
+    return loops[::-1]
 
 
 def _note_barrier(ctx: RuleContext) -> None:
@@ -389,7 +405,7 @@ def _conclusions(value: ir.Value, chosen: bool) -> list[_Fact]:
         widened = left.owner.name == "arith.extui"
         if widened and left.owner.operands[0].type == ops.i1() and predicate in (0, 1):
             return _conclusions(left.owner.operands[0], predicate == 1)
-    difference = _Sum.of_value(left).plus(_Sum.of_value(right), -1)
+    difference = Sum.of_value(left).plus(Sum.of_value(right), -1)
     if not difference.terms:
         return []
     terms, constant = frozenset(difference.terms.items()), difference.constant
@@ -409,12 +425,51 @@ def _is_ordered(old: _Store, new: _Store) -> bool:
 # Overlaps -------------------------------------------------------------------------------------
 
 
-def _needs_barrier(staged: Sequence[_Branch], old: _Store, new: _Store) -> bool:
+def _needs_barrier(counters: Counters, staged: Sequence[_Branch], old: _Store, new: _Store) -> bool:
     if old.memory.buffer != new.memory.buffer or not _overlaps(old, new):
         return False
-    if _is_repeated(old, new):
+    if _keeps_lanes(counters, old, new):
         return False
     return _precedes(staged, old.anchor, new.anchor) and not _is_ordered(old, new)
+
+
+def _keeps_lanes(
+    counters: Counters, old: _Store, new: _Store, loop: ir.Operation | None = None
+) -> bool:
+    """Whether each element that both store is stored by the same lane: one stores all, or both
+    store windows that are equal or disjoint in one manner; in the same iteration of the loops
+    around both or, given the outermost one, in any."""
+    left, right = old.memory, new.memory
+    if old.lanes is None or old.lanes != new.lanes:
+        return False
+    if old.lanes == LEADER:
+        return True
+    if left.layout != right.layout:
+        return False
+    if left.window is None or right.window is None:
+        whole = counters.difference(Sum.of(right), Sum.of(left), loop)
+        return whole.is_multiple(max(left.layout.cosize, 1))
+    for one, other in zip(left.window, right.window, strict=True):
+        apart = counters.difference(Sum.of_window(other), Sum.of_window(one), loop)
+        aligned = one.divisor % one.size == 0 and other.divisor % one.size == 0
+        if one.size != other.size or not (aligned or apart.is_multiple(one.size)):
+            return False
+    return True
+
+
+def _are_apart(counters: Counters, old: _Store, new: _Store, loops: Sequence[ir.Operation]) -> bool:
+    """Whether windows have no element in common in different iterations of loops."""
+    left, right = old.memory.window, new.memory.window
+    if left is None or right is None:
+        return False
+    pairs = [
+        (Sum.of_window(other), Sum.of_window(one), max(one.size, other.size))
+        for one, other in zip(left, right, strict=True)
+    ]
+    return all(
+        any(counters.distance(start, first, loops[number:]) >= size for start, first, size in pairs)
+        for number in range(len(loops))
+    )
 
 
 def _replaces(new: _Store, old: _Store) -> bool:
@@ -428,14 +483,14 @@ def _is_repeated(old: _Store, new: _Store) -> bool:
     left, right = old.memory, new.memory
     same_lanes = old.lanes is not None and old.lanes == new.lanes
     same_layout = same_lanes and left.layout == right.layout
-    return same_layout and _Sum.of(left).behind(_Sum.of(right)) == 0
+    return same_layout and Sum.of(left).behind(Sum.of(right)) == 0
 
 
 def _overlaps(old: _Store, new: _Store) -> bool:
     left, right = old.memory, new.memory
     if left.window is not None and right.window is not None:
         return True  # Otherwise, it was no candidate.
-    distance = _Sum.of(left).behind(_Sum.of(right))
+    distance = Sum.of(left).behind(Sum.of(right))
     if distance is None:
         return True
     if distance + left.layout.cosize <= 0 or distance >= right.layout.cosize:
@@ -443,77 +498,3 @@ def _overlaps(old: _Store, new: _Store) -> bool:
     if max(left.layout.size, right.layout.size) > MOST_ELEMENTS:
         return True
     return bool(np.isin(places_of(left.layout) + distance, places_of(right.layout)).any())
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sum:
-    """A number: a constant and multiples of values that are computed in the kernel."""
-
-    constant: int
-    terms: dict[Hashable, int]
-
-    @classmethod
-    def of(cls, memory: MemoryReference) -> _Sum:
-        """Where the first element of a reference is in its array."""
-        total = cls(memory.offset, {})
-        for part in memory.dynamic:
-            divisor, modulus = part.term.divisor, part.term.modulus
-            index = cls.of_value(part.index)
-            if divisor != 1 or modulus is not None:
-                index = cls(0, {(divisor, modulus, index.key): 1})
-            total = total.plus(index, part.term.stride)
-        return total
-
-    @classmethod
-    def of_window(cls, start: WindowStart) -> _Sum:
-        """Where a window begins."""
-        total = cls(start.static, {})
-        for value in start.dynamic:
-            total = total.plus(cls.of_value(value))
-        return total
-
-    @classmethod
-    def of_value(cls, value: ir.Value, depth: int = 10) -> _Sum:
-        """The same computations of the same values are the same number."""
-        number = constant_integer(value)
-        if number is not None:
-            return cls(number, {})
-        owner = value.owner
-        if isinstance(owner, ir.Block) or not owner.name.startswith("arith.") or not depth:
-            return cls(0, {value: 1})
-        name = owner.name
-        parts = [cls.of_value(operand, depth - 1) for operand in owner.operands]
-        if name == "arith.addi":
-            return parts[0].plus(parts[1])
-        if name == "arith.subi":
-            return parts[0].plus(parts[1], -1)
-        if name == "arith.muli":
-            for factor, other in (parts, parts[::-1]):
-                if not factor.terms:
-                    return cls(0, {}).plus(other, factor.constant)
-        if name in ("arith.extsi", "arith.index_cast") and isinstance(value.type, ir.IntegerType):
-            return parts[0]
-        keys = tuple(part.key for part in parts)
-        named = [owner.attributes[number] for number in range(len(owner.attributes))]
-        attributes = tuple((one.name, str(one.attr)) for one in named)
-        return cls(0, {(name, attributes, str(value.type), keys): 1})
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for equal sums."""
-        return self.constant, frozenset(self.terms.items())
-
-    def plus(self, other: _Sum, factor: int = 1) -> _Sum:
-        """The sum with a multiple of another one."""
-        terms = dict(self.terms)
-        for term, count in other.terms.items():
-            terms[term] = terms.get(term, 0) + factor * count
-        return _Sum(
-            self.constant + factor * other.constant,
-            {term: count for term, count in terms.items() if count},
-        )
-
-    def behind(self, other: _Sum) -> int | None:
-        """How far this number is behind another one, or None if that is not known."""
-        difference = self.plus(other, -1)
-        return None if difference.terms else difference.constant

@@ -106,8 +106,8 @@ def suitable_layouts(reference: MemoryReference) -> list[Layout]:
 
 def same_row(layout: Layout, shape: tuple[int, ...]) -> RegisterLayout | None:
     """The layout of an array of another size whose elements, as far as both have them, lie where
-    those of a :func:`row` do; None if a layout is none."""
-    if not isinstance(layout, RegisterLayout) or not layout.flat or 0 in shape:
+    those of a :func:`row` do; None if a layout is none, or for one element."""
+    if not isinstance(layout, RegisterLayout) or not layout.flat or math.prod(shape) < 2:
         return None
     (digits,) = layout.dims
     if [digit.owner for digit in digits[1:]] != [Owner.WARP, Owner.LANE, Owner.VECTOR]:

@@ -22,6 +22,7 @@ from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, relayou
 from pallasite_std.carried import CarriedValue
 from pallasite_std.divisors import mark_carried
 from pallasite_std.memory.overwrites import staged_branch
+from pallasite_std.memory.sums import counters_of
 from pallasite_std.rules.shape import is_anonymous
 
 rules = RuleSet()
@@ -236,8 +237,13 @@ def _scan(
     carries = _distribute_splats(ctx, carries, body)
     carry = Carry(ctx, carries, "the loop body")
 
+    counters = _counters(jaxpr.eqns, jaxpr.invars[consts_count:], jaxpr.outvars)
+
     def emit(_: ir.Value, registers: list[ir.Value]) -> list[ir.Value]:
-        values = mark(carry.rebuild(registers))
+        values = carry.rebuild(registers)
+        for number, step in counters.items():
+            counters_of(ctx.kernel).note(ctx.scalar(values[number]), step * unroll)
+        values = mark(values)
         for _ in range(unroll):
             values = carry.rebuild(carry.flatten(body(values)))
         return carry.flatten(values)
@@ -303,6 +309,25 @@ def _while(
         values = carry.rebuild(list(after.arguments))
         scf.yield_(carry.flatten(body(values)))
     return carry.rebuild(list(operation.results))
+
+
+def _counters(
+    equations: Sequence[Any], carried: Sequence[Any], results: Sequence[Any]
+) -> dict[int, int]:
+    """Which of the values that a loop's body takes and returns go up by a constant, and by what."""
+    sums = {}
+    for equation in equations:
+        if equation.primitive is _jax.lax_primitives.add_p:
+            sums[equation.outvars[0]] = equation.invars
+    found = {}
+    for number, (value, result) in enumerate(zip(carried, results, strict=False)):
+        is_integer = value.aval.shape == () and np.issubdtype(value.aval.dtype, np.signedinteger)
+        if not is_integer or isinstance(result, _jax.Literal) or result not in sums:
+            continue
+        left, right = sums[result]
+        if left is value and isinstance(right, _jax.Literal):
+            found[number] = int(right.val)
+    return found
 
 
 def _counted_loop(
