@@ -57,6 +57,8 @@ def error_of(result, wanted):
     ("one", "chosen"),
     [
         (problem(1, 333, 101), Config(columns=128, warpgroups=2)),
+        (problem(2, 75, 150), Config(columns=32, warpgroups=2, fold=True)),
+        (problem(1, 68, 90, FLOAT16), Config(columns=64, warpgroups=3, split_k=2, fold=True)),
         (problem(1, 128, 40), Config(columns=32)),  # Aligned rows, and fewer than are loaded.
         (problem(1, 9, 1001, ta=True), Config(columns=32, warpgroups=3, split_k=2)),
         (problem(1, 126, 130, FLOAT16, FLOAT16), Config(columns=64, warpgroups=2)),

@@ -9,6 +9,7 @@ warpgroups of a block, and the blocks of a cluster, share the rows of a range of
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,12 +42,15 @@ class FewRowsConfig:
       warpgroups: of a block, that share the rows of the matrix.
       split_k: blocks of a cluster that share them, 1 to 8.
       together: loads of a warpgroup that are on their way at a time.
+      fold: whether all lanes of a warpgroup first add up the sums of rows that begin equally far
+        behind vectors, and then as many as a tile has columns those of different ones.
     """
 
     columns: int
     warpgroups: int = 4
     split_k: int = 1
     together: int = 4
+    fold: bool = False
 
 
 def build(
@@ -135,6 +139,8 @@ class _FewRows:
 
         def finish() -> None:
             plgpu.barrier_wait(added)
+            if config.fold:
+                self._fold(sums_smem)
             totals = [self._total(sums_smem, b, row) for row in range(m)]
             if tails:
                 totals = [sum(both) for both in zip(totals, tails, strict=True)]
@@ -208,13 +214,35 @@ class _FewRows:
         ]
         return [triton.load(a.at[window], mask=inside, other=zero) for window in windows]
 
+    def _fold(self, sums_smem: Any) -> None:
+        """Adds up the sums of rows that begin equally far behind vectors, of all warpgroups."""
+        m, columns, different = self.problem.m, self.config.columns, self._different
+        for row in range(m):
+            total = None
+            for warpgroup in range(self.config.warpgroups):
+                for first in range(0, self.rows, different):
+                    place = ((warpgroup * m + row) * self.rows + first) * columns
+                    own = sums_smem[pl.ds(place, different * columns)]
+                    total = own if total is None else total + own
+            # Each lane has read what is there.
+            sums_smem.at[pl.ds(row * self.rows * columns, different * columns)][...] = total
+        plgpu.commit_smem()
+
+    @property
+    def _different(self) -> int:
+        """So many rows of the matrix begin differently far behind vectors."""
+        return min(self.rows, VECTOR // math.gcd(VECTOR, self.problem.n))
+
     def _total(self, sums_smem: Any, b: Any, row: int) -> Any:
         """The sums of all warpgroups, those of each row of the matrix from where it begins."""
         problem, columns = self.problem, self.config.columns
         begin = jnp.int32(0) if self._whole else elements_behind(b)
         total = None
-        for warpgroup in range(self.config.warpgroups):
-            for other in range(self.rows):
+        warpgroups, rows = self.config.warpgroups, self.rows
+        if self.config.fold:
+            warpgroups, rows = 1, self._different
+        for warpgroup in range(warpgroups):
+            for other in range(rows):
                 place = ((warpgroup * problem.m + row) * self.rows + other) * columns
                 behind = lax.rem(begin + other * problem.n % VECTOR, jnp.int32(VECTOR))
                 own = sums_smem[pl.ds(place + (0 if self.aligned else behind), columns)]
