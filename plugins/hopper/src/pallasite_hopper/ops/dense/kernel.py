@@ -298,7 +298,8 @@ class MatmulLoop:
             if multiplied is not None:
                 write = functools.partial(self._write_when_multiplied, multiplied, write)
             self.compute(warpgroup, a_smem, b_smem, full, empty, write)
-            plgpu.wait_smem_to_gmem(0)
+            # The kernel does not end before its writes.
+            plgpu.wait_smem_to_gmem(0, wait_read_only=self.config.epilogue_in_stages)
 
         lax.cond(warpgroup == compute, fetch, multiply)
 
