@@ -118,7 +118,9 @@ def listed(sizes: Sizes) -> list[DirectConfig]:
     near = [one for one in ordered if estimate(one) < NEAR * estimate(ordered[0])]
     some = random.Random(str(sizes)).sample(near, min(SAMPLED, len(near)))
     kinds = [next((one for one in near if one.swap == swap), ordered[0]) for swap in (True, False)]
-    return list(dict.fromkeys([*ordered[:2], *kinds, *some]))
+    alone = [one for one in near if one.warpgroups == one.split_k == 1]
+    at_once = [dataclasses.replace(one, at_once=True) for one in alone[:3]]
+    return list(dict.fromkeys([*ordered[:2], *kinds, *some, *alone[:2], *at_once]))
 
 
 def listed_few_rows(sizes: Sizes) -> list[FewRowsConfig]:

@@ -71,6 +71,8 @@ SWAP = functools.partial(Config, swap=True)
         (problem(9, 70, 130, np.dtype(np.float16), tb=True), SWAP(columns=16, warpgroups=2)),
         (problem(9, 72, 136), SWAP(columns=24, warpgroups=2)),  # Vectors of four words.
         (problem(1, 65, 9), SWAP()),
+        (problem(70, 9, 131, ta=True), Config(columns=16, at_once=True)),
+        (problem(9, 70, 152, np.dtype(np.float16)), SWAP(columns=16, at_once=True)),
         (problem(20, 66, 902), SWAP(columns=24, stages=3)),  # More steps than there is room for.
         (problem(70, 9, 701, ta=True), Config(columns=16, stages=3, warpgroups=2)),
         (problem(34, 20, 516, tb=True), Config(columns=24, stages=2)),
@@ -88,8 +90,9 @@ def test_rows_that_begin_anywhere(one, config):
     assert error_of(build(one, config, Epilogue())(a, b), expected(one, a, b)) <= limit
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("swap", [False, True])
-def test_epilogue(swap):
+def test_epilogue(swap, at_once):
     """Vectors and a residual that are not multiples of a tile."""
     m, n = (5, 70) if swap else (70, 5)
     one = problem(m, n, 67, out_dtype=BFLOAT16)
@@ -98,7 +101,7 @@ def test_epilogue(swap):
     rows, bias = (generator.standard_normal(e).astype(np.float32) for e in (m, n))
     residual = generator.standard_normal((m, n)).astype(BFLOAT16)
     epilogue = Epilogue("vector", "scalar", bias=True, residual=True, activation=jax.nn.relu)
-    kernel = build(one, Config(swap=swap, warpgroups=2), epilogue)
+    kernel = build(one, Config(swap=swap, warpgroups=2 - at_once, at_once=at_once), epilogue)
     wanted = np.maximum(expected(one, a, b) * rows[:, None] * 0.5 + bias, 0) + residual
     assert error_of(kernel(a, b, rows, np.full(1, 0.5, np.float32), bias, residual), wanted) < 4e-3
 

@@ -46,6 +46,8 @@ class DirectConfig:
       ahead: steps whose words are on their way to registers of a warpgroup.
       stages: steps of an operand whose rows begin at words that shared memory has room for.
       swap: whether the right operand is b.T @ a.T's left one, of which a tile has 64 rows.
+      at_once: whether lanes write the sums that they have, not by way of shared memory; only if
+        nobody shares the steps of a tile.
     """
 
     columns: int
@@ -54,6 +56,7 @@ class DirectConfig:
     swap: bool = False
     ahead: int = 1
     stages: int = 4
+    at_once: bool = False
 
 
 def build(
@@ -122,8 +125,9 @@ class _Direct:
         sums = plgpu.SMEM((compute, *tile), problem.accumulator)
         scratch: dict[str, Any] = {
             "memory": plgpu.RefUnion(operands, sums),
-            "multiplied": plgpu.Barrier(num_arrivals=compute),
         }
+        if not config.at_once:
+            scratch["multiplied"] = plgpu.Barrier(num_arrivals=compute)
         if compute > 1:
             scratch["added"] = plgpu.Barrier(num_arrivals=compute)
         if config.split_k > 1:
@@ -156,7 +160,7 @@ class _Direct:
         b: Any,
         *refs: Any,
         memory: Any,
-        multiplied: Any,
+        multiplied: Any = None,
         added: Any = None,
         parts_smem: Any = None,
         summed: Any = None,
@@ -176,6 +180,9 @@ class _Direct:
         buffers, sums_smem = memory
         buffers = [one.at[warpgroup] for one in buffers]
         sums = self._sums(warpgroup, left, right, buffers, m, n)
+        if config.at_once:
+            self._write(operands, out, sums.T if config.swap else sums, m, n)
+            return
         # Sums are where the operands were.
         plgpu.barrier_arrive(multiplied)
         plgpu.barrier_wait(multiplied)
