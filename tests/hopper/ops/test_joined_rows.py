@@ -121,6 +121,9 @@ def test_choice():
         assert chosen.matmul.parts % rows_together(n, 2) == 0 and chosen.matmul.fits(2, 4)
         assert 2 * n * k / 5000 < time < 2 * n * k / 1000 + 10_000
         assert chosen == joined_rows_configs(sizes)[0]
+    # Rows that are left over are no step of their own.
+    for one in joined_rows_configs(Sizes(3, 4099, 8 * 128 + 5, 2, 2)):
+        assert one.matmul.parts // 8 <= 128 // one.matmul.tile_k
     assert isinstance(without_copies(Sizes(40, 4099, 9001, 2, 2)), JoinedRowsConfig)
     assert not isinstance(without_copies(Sizes(4000, 4099, 901, 2, 2)), JoinedRowsConfig)
     for sizes in (

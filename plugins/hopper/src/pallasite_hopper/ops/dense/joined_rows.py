@@ -83,7 +83,7 @@ def joined_rows_configs(sizes: Sizes) -> list[JoinedRowsConfig]:
         divided = max(one.parts, one.split_k, one.cluster_blocks, one.last_parts)
         if divided > 1 or one.alternate:
             continue
-        steps = -(-sizes.k // (together * one.tile_k))
+        steps = -(-(sizes.k // together) // one.tile_k)
         tiles = -(-sizes.n // one.tile_m) if one.swap else -(-sizes.n // one.tile_n)
         tiles *= -(-sizes.m // (one.tile_n if one.swap else one.tile_m)) * together
         for split in range(1, min(steps, _MOST_PARTS // together) + 1):
@@ -201,6 +201,7 @@ class _JoinedRowsLoop(MatmulLoop):
         parts = self.config.parts // self.together
         if parts == 1:
             return 0, self.k_steps
+        assert parts <= self.k_steps  # None is without a step.
         part = lax.div(part, jnp.int32(self.together))
         least, more = divmod(self.k_steps, parts)
         first = part * least + lax.min(part, jnp.int32(more))
