@@ -71,8 +71,11 @@ SWAP = functools.partial(Config, swap=True)
         (problem(9, 70, 130, np.dtype(np.float16), tb=True), SWAP(columns=16, warpgroups=2)),
         (problem(9, 72, 136), SWAP(columns=24, warpgroups=2)),  # Vectors of four words.
         (problem(1, 65, 9), SWAP()),
-        (problem(70, 9, 131, ta=True), Config(columns=16, at_once=True)),
-        (problem(9, 70, 152, np.dtype(np.float16)), SWAP(columns=16, at_once=True)),
+        (problem(70, 9, 131), Config(columns=16, ahead=3, stages=4, at_once=True)),
+        (
+            problem(9, 70, 152, np.dtype(np.float16)),
+            SWAP(columns=16, ahead=2, stages=4, at_once=True),
+        ),
         (problem(20, 66, 902), SWAP(columns=24, stages=3)),  # More steps than there is room for.
         (problem(70, 9, 701, ta=True), Config(columns=16, stages=3, warpgroups=2)),
         (problem(34, 20, 516, tb=True), Config(columns=24, stages=2)),

@@ -21,6 +21,9 @@ _OTHER_REGISTERS = 32
 
 _MOST_COLUMNS = 128
 
+_AT_ONCE = 5
+"""Steps along k that a warpgroup may ask for before it multiplies."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DirectRates:
@@ -112,6 +115,25 @@ def _candidates(sizes: Sizes) -> Iterator[DirectConfig]:
                     columns=columns, warpgroups=warpgroups, split_k=split, swap=swap
                 )
                 yield from _with_stages(config, sizes, max(2, -(-steps // units)))
+
+
+def at_once_candidates(sizes: Sizes) -> Iterator[DirectConfig]:
+    """Those of one warpgroup that asks for all of a short K before it multiplies, and writes its
+    sums at once; none where K is long."""
+    steps = -(-sizes.k * sizes.size // DEPTH_BYTES)
+    if min(sizes.m, sizes.n, sizes.k) < 1 or not _loadable(sizes) or steps > _AT_ONCE:
+        return
+    for swap in (False, True):
+        right = sizes.m if swap else sizes.n
+        along_k = not sizes.transpose_a if swap else sizes.transpose_b
+        for columns in _columns(right, along_k=along_k):
+            for ahead in range(1, steps + 1):
+                config = DirectConfig(
+                    columns=columns, warpgroups=1, swap=swap, ahead=ahead, stages=steps + 1,
+                    at_once=True,
+                )  # fmt: skip
+                if _fits(config, sizes):
+                    yield config
 
 
 def _with_stages(config: DirectConfig, sizes: Sizes, most: int) -> Iterator[DirectConfig]:
