@@ -153,13 +153,9 @@ def forward(
             return chunk.load(x if residual is None else summed)
 
         def sampled(block: Rows) -> Any:
-            """About the mean of a row, from a few elements."""
-            some = block.samples(x)
-            others = block.samples(residual) if residual is not None else None
-            if some is not None and others is not None:
-                both = zip(some, others, strict=True)
-                some = [(a + b).astype(dtype).astype(jnp.float32) for a, b in both]
-            return None if some is None else sum(some) / len(some)
+            given = [block.samples(ref) for ref in (x, residual) if ref is not None]
+            some = [one for one in given if one is not None]
+            return _pivot(some, dtype) if len(some) == len(given) else None
 
         mean = squares = None
         # Without a bias the largest magnitude is known but for a factor before the norm is.
@@ -260,10 +256,18 @@ def forward(
         if kernel is not None:
             return kernel
     if suits_pipeline(tiling, matrices):
+        at_once = _at_once(norm, dtype)
+        # What is beside a row is to be neutral in the one reduction that there is before maxima.
+        simple = at_once or not (norm.centered or norm.bias)
+
+        def clear(samples: list[list[Any]]) -> list[Any]:
+            zero = jnp.float32(0.0)
+            return [_pivot(samples, dtype) if at_once else zero, *[zero] * norm.residual]
+
         kernel = row_pipeline(
             body, rows, columns, matrices, reductions, out_types, norm.name, blocks,
             shared_memory, vectors, norm.weight_size * len(vectors),
-            norm.weight_size > size_of(dtype), params, _at_once(norm, dtype),
+            norm.weight_size > size_of(dtype), params, at_once, clear if simple else None,
         )  # fmt: skip
         if kernel is not None:
             return kernel
@@ -307,6 +311,15 @@ of 24 bits, more are left than the result has."""
 def _at_once(norm: Norm, dtype: np.dtype[Any]) -> bool:
     """Whether a layer norm reduces once for mean and variance, where elements are at hand."""
     return AT_ONCE and norm.centered and norm.quantized is None and size_of(dtype) < 4
+
+
+def _pivot(samples: list[list[Any]], dtype: np.dtype[Any]) -> Any:
+    """About the mean of a row, or of the sum of two, as a number of a dtype, from some elements."""
+    some = samples[0]
+    if len(samples) > 1:
+        both = zip(*samples, strict=True)
+        some = [(a + b).astype(dtype).astype(jnp.float32) for a, b in both]
+    return (sum(some) / len(some)).astype(dtype).astype(jnp.float32)
 
 
 def _apart(value: Any, pivot: Any) -> tuple[Any, Any]:

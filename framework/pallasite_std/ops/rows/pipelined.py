@@ -222,6 +222,7 @@ def pipelined_row_kernel(
     of_rows: Sequence[int] = (),
     params: Any = None,
     samples: bool = False,
+    clear: Callable[[list[list[Any]]], Sequence[Any]] | None = None,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """A kernel whose blocks, or clusters, go over many rows each.
 
@@ -243,6 +244,9 @@ def pipelined_row_kernel(
       of_rows: of those with an element for each row, which is read early.
       params: ``CompilerParams``.
       samples: whether the body asks for :meth:`.kernel.Rows.samples`.
+      clear: what takes the place of other rows' elements beside a row in shared memory, float32 for
+        each matrix, and adds nothing to what is reduced; by the samples of the matrices, if any.
+        Without it each element is masked.
     """
     depth, stages, threads = len(reductions), pipeline.stages, pipeline.threads
     blocks, parts, columns = pipeline.blocks, pipeline.parts, pipeline.columns
@@ -367,6 +371,26 @@ def pipelined_row_kernel(
 
                 pl.when(row_of(step, number) == rows - 1)(add)
 
+        def clear_ends(step: Any, values: list[list[Any]]) -> None:
+            """Replaces what is beside the rows of a step in this warpgroup's part of them."""
+            assert clear is not None
+
+            def window(begin: int, count: int) -> None:
+                column = lax.broadcasted_iota(jnp.int32, (count,), 0) + (first - shift + begin)
+                there = lax.bitcast_convert_type(column, jnp.uint32) < np.uint32(columns)
+                for number in range(together):
+                    read = values[number][len(of_rows) :]
+                    by_matrix = [read[n : n + SAMPLES] for n in range(0, len(read), SAMPLES)]
+                    for place, one in zip(places(step, number), clear(by_matrix), strict=True):
+                        some = place.at[pl.ds(begin, count)]
+                        some[...] = jnp.where(there, some[...], one.astype(some.dtype))
+                plgpu.commit_smem()
+
+            if isinstance(first, int):
+                window(width - 2 * vector, 2 * vector)
+            if parts == 1 or not isinstance(first, int):
+                pl.when(thread == 0)(lambda: window(0, vector))
+
         def early(step: Any) -> list[list[Any]]:
             step = lax.min(step, steps - 1)
             rows_there = [row_of(step, number) for number in range(together)]
@@ -409,7 +433,7 @@ def pipelined_row_kernel(
                 asked = work.send(known)
             values, kinds, _ = asked
             arrays = values(block.resident)
-            if inside is not None:
+            if inside is not None and clear is None:
                 arrays = [
                     jnp.where(inside, one, NEUTRAL[kind])
                     for kind, one in zip(kinds, arrays, strict=True)
@@ -492,6 +516,8 @@ def pipelined_row_kernel(
                         known.append(tuple(results.pop(0) for _ in range(count)))
             if following is not None:
                 await_rows(number)
+                if masked and clear is not None:
+                    clear_ends(number, following)
                 flying.append(_Flight(number, following, [[] for _ in range(together)]))
                 following = early(number + 1)
             waiting = [one for one in flying if one.turns < depth]

@@ -48,6 +48,10 @@ are sums over rows."""
 FORWARD_BY_COLUMNS = False
 """The same where there are none."""
 
+CLEARED = False
+"""Whether elements of other rows beside a row are replaced in shared memory, where there are no
+sums over rows, rather than masked wherever a row is reduced."""
+
 MORE_BY_COLUMNS = True
 """Whether twice as many blocks share the columns of rows where fewer have no room for that."""
 
@@ -268,11 +272,13 @@ def row_pipeline(
     wide: bool = False,
     params: Any = None,
     samples: bool = False,
+    clear: Callable[[list[list[Any]]], Sequence[Any]] | None = None,
 ) -> Callable[..., tuple[jax.Array, ...]] | None:
     """A kernel without sums over rows, or None if it cannot be.
 
     Args:
-      body, rows, reductions, out_types, name, vectors, samples: of :func:`.pipelined_row_kernel`.
+      body, rows, reductions, out_types, name, vectors, samples, clear: of
+        :func:`.pipelined_row_kernel`.
       columns: of the matrices.
       dtypes: of the matrices that are read, the first operands.
       multiprocessors, shared_memory, vector_bytes, wide: of :func:`gradient_pipeline`.
@@ -288,5 +294,5 @@ def row_pipeline(
     groups = pipeline.groups(multiprocessors, rows)
     return pipelined_row_kernel(
         body, no_sums, rows, pipeline, groups, dtypes, reductions, 0, out_types, name, vectors,
-        params=params, samples=samples,
+        params=params, samples=samples, clear=clear if CLEARED else None,
     )  # fmt: skip
