@@ -52,6 +52,9 @@ CLEARED = False
 """Whether elements of other rows beside a row are replaced in shared memory, where there are no
 sums over rows, rather than masked wherever a row is reduced."""
 
+THROUGH = False
+"""Whether results of such rows leave through shared memory."""
+
 MORE_BY_COLUMNS = True
 """Whether twice as many blocks share the columns of rows where fewer have no room for that."""
 
@@ -295,4 +298,5 @@ def row_pipeline(
     return pipelined_row_kernel(
         body, no_sums, rows, pipeline, groups, dtypes, reductions, 0, out_types, name, vectors,
         params=params, samples=samples, clear=clear if CLEARED else None,
+        through=THROUGH,
     )  # fmt: skip
