@@ -89,7 +89,7 @@ type Change = tuple[Any, str, Any]
 WAYS: dict[str, tuple[Change, ...]] = {
     "as chosen": (),
     "forward not pipelined": (
-        (norm_kernels, "suits_pipeline", _never),
+        (norm_kernels, "_pipelined", _never),
         (quantize, "suits_pipeline", _never),
     ),
     "no tiles": (
@@ -136,16 +136,28 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (norm_kernels, "suits_pipeline", _always),
         (quantize, "suits_pipeline", _always),
     ),
-    "moments at once": ((norm_kernels, "AT_ONCE", True),),
-    "forward pipelined, moments at once": (
+    "moments one by one": ((norm_kernels, "AT_ONCE", False),),
+    "rows within vectors not pipelined": ((norm_kernels, "PIPELINED", False),),
+    "layer norms pipelined by columns": (
         (norm_kernels, "suits_pipeline", _always),
-        (norm_kernels, "AT_ONCE", True),
-    ),
-    "forward pipelined by columns, moments at once": (
-        (norm_kernels, "suits_pipeline", _always),
-        (norm_kernels, "AT_ONCE", True),
         (pipelines, "FORWARD_BY_COLUMNS", True),
     ),
+    "ends cleared": ((pipelines, "CLEARED", True),),
+    "ends cleared, results through shared memory": (
+        (pipelines, "CLEARED", True),
+        (pipelines, "THROUGH", True),
+    ),
+    "all pipelined, ends cleared, results through shared memory": (
+        (norm_kernels, "suits_pipeline", _always),
+        (norm_kernels, "suits_shared", _never),
+        (pipelines, "CLEARED", True),
+        (pipelines, "THROUGH", True),
+    ),
+    "long rows pipelined": (
+        (norm_kernels, "suits_pipeline", _always),
+        (norm_kernels, "suits_shared", _never),
+    ),
+    "few rows by whole warpgroups": ((tiling, "RAGGED", False),),
     "gradients not pipelined": ((norm_kernels, "gradient_pipeline", _none),),
     "by vectors": ((pipelines, "BY_COLUMNS", False),),
     "gradients of narrow rows pipelined": ((pipelines, "_LEAST_UNALIGNED", 1024),),

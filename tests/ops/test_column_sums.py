@@ -22,7 +22,7 @@ pytestmark = pytest.mark.runs_kernels
 def test_sums(rows, columns, dtypes):
     draw = np.random.default_rng(rows)
     given = [draw.normal(size=(rows, columns)).astype(np.float32) + 1 for _ in dtypes]
-    found = column_sums([jnp.asarray(one) for one in given], dtypes)
+    found = column_sums([jnp.asarray(one) for one in given], dtypes, 132)
     for one, dtype, array in zip(found, dtypes, given, strict=True):
         assert one.dtype == dtype and one.shape == (columns,)
         exact = np.sum(array, axis=0, dtype=np.float64)
@@ -31,4 +31,4 @@ def test_sums(rows, columns, dtypes):
 
 
 def test_sums_of_nothing():
-    assert column_sums([], []) == []
+    assert column_sums([], [], 132) == []

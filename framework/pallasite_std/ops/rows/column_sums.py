@@ -25,12 +25,19 @@ _ELEMENTS = 16
 """Of a lane at a time, all on their way at once."""
 
 
-def column_sums(arrays: Sequence[jax.Array], dtypes: Sequence[Any]) -> list[jax.Array]:
+_RESIDENT = 8
+"""Warpgroups of a multiprocessor, about: their lanes have 64 registers each, or 56."""
+
+
+def column_sums(
+    arrays: Sequence[jax.Array], dtypes: Sequence[Any], multiprocessors: int
+) -> list[jax.Array]:
     """Sums over rows, in float32.
 
     Args:
       arrays: float32 (rows, columns), all of one shape.
       dtypes: of the results.
+      multiprocessors: of the machine.
 
     Returns:
       (columns,) of each.
@@ -38,11 +45,13 @@ def column_sums(arrays: Sequence[jax.Array], dtypes: Sequence[Any]) -> list[jax.
     if not arrays:
         return []
     types = tuple(np.dtype(one) for one in dtypes)
-    return list(_kernel(*arrays[0].shape, types)(*arrays))
+    return list(_kernel(*arrays[0].shape, types, multiprocessors)(*arrays))
 
 
 @functools.lru_cache(maxsize=512)
-def _kernel(rows: int, columns: int, dtypes: tuple[np.dtype[Any], ...]) -> Callable[..., Any]:
+def _kernel(
+    rows: int, columns: int, dtypes: tuple[np.dtype[Any], ...], multiprocessors: int
+) -> Callable[..., Any]:
     count = len(dtypes)
     enough = (
         one for one, least in zip(WIDTHS, _BLOCKS, strict=False) if count * columns >= least * one
@@ -50,7 +59,11 @@ def _kernel(rows: int, columns: int, dtypes: tuple[np.dtype[Any], ...]) -> Calla
     width = min(next(enough, WIDTHS[-1]), columns)
     height = max(1, LANES * _ELEMENTS // width)
     full, rest = divmod(rows, height)
-    parts = min(MOST_WARPGROUPS, full + (rest > 0))
+    blocks = count * -(-columns // width)
+    # All blocks at once: what a second round of them waits for takes longer than their work.
+    resident = -(-blocks // multiprocessors)
+    parts = min(MOST_WARPGROUPS, full + (rest > 0), max(1, _RESIDENT // resident))
+    most = _RESIDENT // parts + (parts == 1)
 
     def body(*refs: Any, partials: Any = None, barrier: Any = None) -> None:
         number, block = lax.axis_index("array"), lax.axis_index("columns")
@@ -119,6 +132,7 @@ def _kernel(rows: int, columns: int, dtypes: tuple[np.dtype[Any], ...]) -> Calla
         grid=(count, -(-columns // width)),
         grid_names=("array", "columns"),
         kernel_name="column_sums",
+        compiler_params=plgpu.CompilerParams(min_blocks=max(1, min(resident, most))),
         **several,
     )
     return kernel

@@ -13,7 +13,7 @@ import numpy as np
 from pallasite_std.ops.activations import check_activation
 from pallasite_std.ops.arguments import in_32_bits, matched, with_derivatives_of, zeros
 from pallasite_std.ops.rows.arguments import float_array, same_type
-from pallasite_std.ops.rows.elementwise import elementwise_kernel, flattened
+from pallasite_std.ops.rows.elementwise import elementwise_kernel, flattened, tile_elements
 from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters
 
 type Activation = Callable[[jax.Array], jax.Array]
@@ -53,7 +53,7 @@ def gated_activation(gate: jax.Array, up: jax.Array, activation: Activation) -> 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gated(activation: Activation, gate: jax.Array, up: jax.Array) -> jax.Array:
-    operands = flattened(gate, up)
+    operands = flattened(gate, up, elements=tile_elements(gate.size, gate.dtype))
     kernel = _kernel(activation, False, *operands[0].shape, np.dtype(gate.dtype))
     return jnp.reshape(kernel(*operands)[0], gate.shape)
 
@@ -64,7 +64,8 @@ def _forward(activation: Activation, gate: Any, up: Any) -> tuple[Any, Any]:
 
 def _backward(activation: Activation, saved: Any, d_out: Any) -> tuple[Any, Any]:
     def gradients(gate: Any, up: Any, d_out: Any) -> tuple[Any, Any]:
-        operands = flattened(gate, up, d_out)
+        elements = tile_elements(gate.size, gate.dtype)
+        operands = flattened(gate, up, d_out, elements=elements)
         kernel = _kernel(activation, True, *operands[0].shape, np.dtype(gate.dtype))
         d_gate, d_up = kernel(*operands)
         return d_gate.reshape(gate.shape), d_up.reshape(gate.shape)
@@ -99,4 +100,7 @@ def _kernel(
 
     out_types = [jax.ShapeDtypeStruct((rows, columns), dtype)] * (2 if gradient else 1)
     name = "gated_activation_gradient" if gradient else "gated_activation"
-    return elementwise_kernel(work, rows, columns, out_types, name, parameters(dtype))
+    return elementwise_kernel(
+        work, rows, columns, out_types, name, parameters(dtype),
+        elements=tile_elements(rows * columns, dtype),
+    )  # fmt: skip

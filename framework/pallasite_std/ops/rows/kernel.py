@@ -333,12 +333,7 @@ class Rows:
     def samples(self, ref: Any) -> list[Any] | None:
         """Some elements of the row as float32, the same for all warpgroups that share it; None
         where they are not at hand."""
-        plain = type(self.resident) is Chunk and not self.staged
-        if self.tiling.height > 1 or not self.tiling.resident or not plain:
-            return None
-        last = self.tiling.columns - 1
-        places = [last * one // (SAMPLES - 1) for one in range(SAMPLES)]
-        return [ref[self.place, one].astype(jnp.float32) for one in places]
+        return None
 
     def use_slots(self, first: Any) -> None:
         """In a loop: which reductions of the body, counted from 0, those of a turn are."""
@@ -516,6 +511,19 @@ def row_kernel(
     def with_rows(*refs: Any, **scratch: Any) -> None:
         block, left = lax.axis_index("rows"), rows % height
         thread = lax.axis_index("part") if threads > 1 else 0
+        if tiling.ragged:
+            last = threads - 1
+
+            def share(width: int) -> None:
+                exchange = Exchange(threads, **scratch) if scratch else None
+                part = RowTiling(1, threads, width, width * threads)
+                one = Rows(part, block, thread, exchange)
+                one.resident = Chunk(one, thread * tiling.chunk, width, kept=True)
+                body(one, *refs)
+
+            pl.when(thread < last)(lambda: share(tiling.chunk))
+            pl.when(thread == last)(lambda: share(tiling.columns - last * tiling.chunk))
+            return
         exchange = Exchange(threads, **scratch) if scratch else None
 
         def work(count: int) -> None:

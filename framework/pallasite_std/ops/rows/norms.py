@@ -262,7 +262,7 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
     vectors = [one for one in (weight, bias) if one is not None]
     dtypes = [one.dtype for one in vectors]
     if TOGETHER and rest and rest[0].shape[0] > 1:
-        sums = column_sums(rest, dtypes)
+        sums = column_sums(rest, dtypes, here[0])
     else:
         sums = [jnp.sum(one, axis=0).astype(d) for one, d in zip(rest, dtypes, strict=True)]
     d_weight = None if weight is None else sums.pop(0)

@@ -37,7 +37,7 @@ from pallasite_std.ops.rows.segments import in_segments, segment_kernel
 from pallasite_std.ops.rows.shared import shared_row_kernel, suits_shared
 from pallasite_std.ops.rows.streamed import row_stream, streamed_row_kernel, suits_stream
 from pallasite_std.ops.rows.tiles import tiled_row_kernel
-from pallasite_std.ops.rows.tiling import Registers, row_tiling, size_of
+from pallasite_std.ops.rows.tiling import Registers, few_rows_tiling, row_tiling, size_of
 
 
 @in_32_bits
@@ -97,6 +97,7 @@ def _kernel(
     shared_memory: int,
 ) -> Callable[..., Any]:
     tiling = row_tiling(rows, columns, size_of(dtype), Registers())
+    tiling = few_rows_tiling(rows, tiling, size_of(dtype))
 
     def body(block: Rows, x: Any, out: Any, scales: Any) -> Work:
         (largest,) = yield lambda chunk: (abs(chunk.load(x)),), ("max",), []

@@ -22,17 +22,19 @@ class RowTiling:
       threads: warpgroups that share a row.
       chunk: columns that a warpgroup has in registers at a time.
       columns: of the matrix.
+      ragged: whether the warpgroups hold a whole row, of which the last one has fewer columns.
     """
 
     height: int
     threads: int
     chunk: int
     columns: int
+    ragged: bool = False
 
     @property
     def resident(self) -> bool:
         """Whether the warpgroups hold a whole row, so that it is read once."""
-        return self.chunk * self.threads == self.columns
+        return self.ragged or self.chunk * self.threads == self.columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +100,36 @@ def row_tiling(rows: int, columns: int, itemsize: int, registers: Registers) -> 
     short = columns * itemsize <= registers.four
     threads = 4 if short and rows >= BUSY_ROWS else MOST_WARPGROUPS
     return RowTiling(1, min(threads, columns // (16 * LANES)), 16 * LANES, columns)
+
+
+RAGGED = True
+"""Whether warpgroups share few rows also if the last one then has fewer columns."""
+
+_MANY_ELEMENTS, _MOST_ELEMENTS, _LEAST_ELEMENTS = 32, 32, 4
+"""Elements of a lane from which on more warpgroups are to share few rows, at most, and at least."""
+
+
+def few_rows_tiling(rows: int, tiling: RowTiling, itemsize: int) -> RowTiling:
+    """The tiling of rows that may be too few to keep multiprocessors busy by one warpgroup each, or
+    by reading them again.
+
+    Args:
+      rows: of the matrix.
+      tiling: of many rows.
+      itemsize: of an element in memory, in bytes.
+    """
+    columns, vector = tiling.columns, max(1, VECTOR_BYTES // itemsize)
+    held = tiling.resident and (tiling.threads > 1 or columns <= _MANY_ELEMENTS * LANES)
+    if not RAGGED or held or rows >= BUSY_ROWS:
+        return tiling
+    unit = LANES * (1 if columns % vector else vector)
+    for threads in range(MOST_WARPGROUPS, 1, -1):
+        chunk = -(-columns // (threads * unit)) * unit
+        if chunk > _MOST_ELEMENTS * LANES:
+            break
+        if chunk >= _LEAST_ELEMENTS * LANES and (threads - 1) * chunk < columns:
+            return RowTiling(1, threads, chunk, columns, ragged=threads * chunk > columns)
+    return tiling
 
 
 def streaming_tiling(rows: int, columns: int, registers: Registers) -> RowTiling:
