@@ -32,8 +32,6 @@ BEST = 4
 """So many are measured of whatever kind."""
 NEAR_WAYS = 1.25
 """The same of ways to share operands."""
-PREFETCH = (8, 24)
-"""Steps that the L2 cache is asked for ahead."""
 TILES = 3
 """The best of so many are measured with every way to share operands, the best of all in other
 orders too."""
@@ -99,9 +97,7 @@ def _ways(ordered: Sequence[MatmulConfig], sizes: Sizes) -> list[MatmulConfig]:
 
 def _stages(sizes: Sizes) -> list[MatmulConfig]:
     """The best tiles, and the same with more stages and with columns that are written where the
-    stages were; of pairs of blocks, with warps that give stages back on their own; of the first
-    ones, with steps that the cache is asked for ahead, and with operands that stay there. The best
-    ones first."""
+    stages were, and not; of the first two, with operands that stay in the cache. The best first."""
 
     def best(found: Iterable[MatmulConfig]) -> list[list[MatmulConfig]]:
         kinds: dict[Any, MatmulConfig] = {}
@@ -112,15 +108,10 @@ def _stages(sizes: Sizes) -> list[MatmulConfig]:
         return [one for one in groups if len(set(one)) > 1]
 
     usual, others = best(candidates.candidates(sizes)), best(candidates.further_candidates(sizes))
-    for number, group in enumerate(usual[:TILES]):
-        deep = group[-1]
-        group += [dataclasses.replace(deep, prefetch=steps) for steps in PREFETCH]
-        if number < 2 and deep.evict_first:
-            group.append(dataclasses.replace(deep, evict_first=False))
+    for group in usual[:2]:
+        if group[-1].evict_first:
+            group.append(dataclasses.replace(group[-1], evict_first=False))
     groups = usual[:TILES] + others[:1] + usual[TILES:]
-    for group in groups:
-        if group[0].cluster > 1:
-            group.append(dataclasses.replace(group[-1], release_by_warps=True))
     return list(dict.fromkeys(one for group in groups for one in group))
 
 

@@ -51,7 +51,7 @@ STEPS = {
     "latency": 0.12, "port": 0.06, "l2": 0.06, "empty": 0.2, "operands": 0.1, "memory": 0.02,
     "block_memory": 0.05, "overlap": 0.15, "write": 0.1, "piece": 0.25, "launch": 0.08,
     "exchange": 0.1, "exchanged": 0.15, "shared": 0.1, "second": 0.15, "partial": 0.12,
-    "split": 0.3, "least_step": 0.1,
+    "split": 0.3, "least_step": 0.1, "parts_step": 0.3, "parts_memory": 0.3,
 }  # fmt: skip
 """Logarithms of the first steps of the rates by which configurations are compared."""
 

@@ -113,5 +113,3 @@ def test_configurations_with_more_stages_are_measured_too():
     assert all(one.fits(2, 2) for one in listed)
     assert max(one.stages for one in listed) > 12
     assert {one.epilogue_in_stages for one in listed} == {False, True}
-    assert {one.release_by_warps for one in listed} == {False, True}
-    assert max(one.prefetch for one in listed) > 0

@@ -16,7 +16,7 @@ from pallasite_std.memory.reference_types import BarrierReference
 SUSPEND_HINT = 0x989680
 """How long a failing try_wait may suspend the thread, in nanoseconds."""
 
-LANES_OF_THREAD, WARPS_OF_THREAD = 128, 4
+LANES_OF_THREAD = 128
 
 
 def _orders(ctx: RuleContext, barrier: BarrierReference) -> list[BarrierOrder | BarrierKind]:
@@ -114,20 +114,15 @@ def arrive_in_cluster(
     assert dimensions is not None
     cluster = launch.geometry.cluster
     groups = [g for g in dimensions if math.prod(cluster[d] for d in g) > 1]
-    # All lanes' accesses come before the arrival of the one that signals for them.
-    each = barrier.dtype.by_warps and not ctx.in_warp
-    count = WARPS_OF_THREAD if barrier.dtype.by_warps and ctx.in_warp else 1
-    if each:
-        launch.warp_barrier()
-    else:
-        ctx.synchronize()
+    # All lanes' accesses come before the arrival of the one that signals.
+    ctx.synchronize()
     if not groups:
-        guard = launch.elected_lane if each else ctx.leader
-        with ops.when(guard if condition is None else ops.arith.andi(guard, condition)):
-            arrive_hardware(barrier, count)
+        guard = ctx.leader if condition is None else ops.arith.andi(ctx.leader, condition)
+        with ops.when(guard):
+            arrive_hardware(barrier)
         return
     launch.uses_cluster_memory = True
-    if ctx.in_warp or each:
+    if ctx.in_warp:
         lane = launch.lane_id
     else:
         lane = launch.emit_once(
@@ -148,13 +143,12 @@ def arrive_in_cluster(
     guard = ops.arith.andi(inside, ops.compare("ne", bit, 0))
     if condition is not None:
         guard = ops.arith.andi(guard, condition)
-    amount = "" if count == 1 else f", {count}"
     with ops.when(guard):
         _assembly_of_cluster(
             ctx,
             lambda scope: (
                 "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1;\n\t"
-                f"mbarrier.arrive.release.{scope}.shared::cluster.b64 _, [remote]{amount}; }}"
+                f"mbarrier.arrive.release.{scope}.shared::cluster.b64 _, [remote]; }}"
             ),
             "r,r,~{memory}",
             barrier.address(),

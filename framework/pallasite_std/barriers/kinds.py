@@ -7,7 +7,7 @@ from typing import Any
 
 from pallasite.plugin import BarrierKind, BarrierPhase
 from pallasite.plugin.lowering import Geometry
-from pallasite_std.barriers.emission import LANES_OF_THREAD, WARPS_OF_THREAD, arrive_in_cluster
+from pallasite_std.barriers.emission import LANES_OF_THREAD, arrive_in_cluster
 from pallasite_std.barriers.types import BarrierType, ClusterBarrierType
 
 
@@ -29,8 +29,7 @@ def _cluster_phase(dtype: ClusterBarrierType, geometry: Geometry) -> BarrierPhas
         for axes in dtype.collective_axes
     )
     extents = [math.prod(geometry.cluster[d] for d in group) for group in dimensions]
-    each = dtype.num_arrivals * (WARPS_OF_THREAD if dtype.by_warps else 1)
-    return BarrierPhase(each * (sum(extents) - len(extents) + 1), dimensions)
+    return BarrierPhase(dtype.num_arrivals * (sum(extents) - len(extents) + 1), dimensions)
 
 
 def _counted_in_cluster(dtype: Any) -> bool:

@@ -44,7 +44,6 @@ class ClusterBarrierType(BarrierDType):
     num_arrivals: int
     orders_tensor_core: bool
     leader_tracked: bool = False
-    by_warps: bool = False
 
     @property
     def orders(self) -> tuple[str, ...]:
@@ -90,8 +89,6 @@ class ClusterBarrier(BarrierAllocation):
       num_arrivals: arrivals per block that complete a phase.
       orders_tensor_core: as in :class:`Barrier`.
       leader_tracked: only the barrier of the first block along the axes counts arrivals.
-      by_warps: whether each warp arrives once its lanes have converged, rather than one lane for
-        all warps: more arrivals, but sooner, which makes no difference but in time.
     """
 
     collective_axes: tuple[Any, ...]
@@ -99,7 +96,6 @@ class ClusterBarrier(BarrierAllocation):
     num_arrivals: int = 1
     orders_tensor_core: bool = False
     leader_tracked: bool = False
-    by_warps: bool = False
 
     def __post_init__(self) -> None:
         axes = checks.axis_names(self.collective_axes, "collective_axes")
@@ -117,5 +113,4 @@ class ClusterBarrier(BarrierAllocation):
             int(self.num_arrivals),
             bool(self.orders_tensor_core),
             bool(self.leader_tracked),
-            bool(self.by_warps),
         )

@@ -178,30 +178,6 @@ CONFIGS = {
     "warpgroups take turns": MatmulConfig(
         tile_m=64, tile_n=64, alternate=True, stages=4, epilogue_n=64
     ),
-    "asks the cache ahead": dataclasses.replace(SMALL, stages=2, prefetch=1),
-    "swapped, asks the cache ahead, pairs of many columns": MatmulConfig(
-        swap=True,
-        tile_m=64,
-        tile_n=72,
-        warpgroups=1,
-        epilogue_n=72,
-        prefetch=2,
-        stages=2,
-        cluster=2,
-    ),
-    "warps give stages back": dataclasses.replace(
-        SMALL, stages=3, cluster=2, release_by_warps=True
-    ),
-    "swapped, warps give stages back, many columns": MatmulConfig(
-        swap=True,
-        tile_m=64,
-        tile_n=72,
-        warpgroups=1,
-        epilogue_n=72,
-        cluster=2,
-        cluster_across=2,
-        release_by_warps=True,
-    ),
     "swapped pairs": MatmulConfig(
         swap=True, tile_m=128, tile_n=16, split="m", epilogue_n=16, stages=3, cluster=2
     ),

@@ -60,8 +60,11 @@ have the same columns, and where it has one tile: with more, blocks hinder each 
 (measured on an H200)."""
 _MOST_SHARED = 4
 """Blocks at most that share a tile and write sums where stages were."""
+_FROM_WHICH_COLUMNS_WAIT = 128 * 128
+"""Elements of a tile from which on its columns are better written one after the other, in shared
+memory of their own (measured on an H200)."""
 DEEPEST = 24
-"""Stages at most of configurations that only measuring can choose."""
+"""Stages at most of configurations that are measured to see whether more would be faster."""
 _FEW_STAGES = 5
 """So few that a further one is worth more than columns of the epilogue at a time."""
 _GROUPS = (1, 2, 4, 8, 16)
@@ -108,23 +111,29 @@ def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
 
 
 def deeper(config: MatmulConfig, sizes: Sizes) -> Iterator[MatmulConfig]:
-    """A configuration with more steps in flight, and with columns that are written where the stages
-    were, if each block has one tile; which only measuring can choose, too."""
+    """A configuration with other numbers of stages, and with columns that are written where the
+    stages were, if each block has one tile: none that is chosen without measuring."""
     m, n = (sizes.n, sizes.m) if config.swap else (sizes.m, sizes.n)
     tiles = -(-m // config.tile_m) * -(-n // config.tile_n)
-    ways = [config]
-    clusters = -(-m // config.step_m) * -(-n // config.step_n) * config.parts
-    once = clusters <= H200.clusters[config.cluster_blocks * config.split_k]
-    over_sums = config.sums_in_stages(sizes.size, sizes.out_size)
-    if once and not (config.alternate or config.last_parts > 1 or config.rest or over_sums):
+    ways = [dataclasses.replace(config, epilogue_in_stages=False)]
+    if _may_end_in_stages(config, sizes):
         ways += [dataclasses.replace(config, epilogue_in_stages=True)]
     for way in ways:
         for limited, most in ((True, MAXIMUM_STAGES), (True, DEEPEST), (False, DEEPEST)):
             found = with_most_stages(way, sizes.size, sizes.out_size, most=most)
             if limited:
                 found = _limited(found, tiles, n, sizes)
-            if found.stages >= max(2, config.stages) and found.fits(sizes.size, sizes.out_size):
+            if found.stages >= 2 and found.fits(sizes.size, sizes.out_size):
                 yield found
+
+
+def _may_end_in_stages(config: MatmulConfig, sizes: Sizes) -> bool:
+    """Whether each block has one tile, whose columns may be written where the stages were."""
+    m, n = (sizes.n, sizes.m) if config.swap else (sizes.m, sizes.n)
+    clusters = -(-m // config.step_m) * -(-n // config.step_n) * config.parts
+    once = clusters <= H200.clusters[config.cluster_blocks * config.split_k]
+    several = config.alternate or config.last_parts > 1 or config.rest is not None
+    return once and not several and not config.sums_in_stages(sizes.size, sizes.out_size)
 
 
 def _larger_clusters(tile: MatmulConfig, m_tiles: int, n_tiles: int) -> Iterator[dict[str, Any]]:
@@ -379,7 +388,15 @@ def _with_stages(
     """A configuration with as many stages as are of use; None if there is room for one only."""
     config = with_most_stages(config, sizes.size, sizes.out_size, over_sums=over_sums)
     config = _limited(config, tiles, n, sizes)
-    return config if config.stages >= 2 else None
+    if config.stages < 2:
+        return None
+    several = config.warpgroup_n > config.epilogue_n
+    small = config.tile_m * config.tile_n < _FROM_WHICH_COLUMNS_WAIT and sizes.size == 2
+    shared = config.cluster_blocks * config.split_k > 1
+    if several and small and not shared and _may_end_in_stages(config, sizes):
+        there = dataclasses.replace(config, epilogue_in_stages=True)
+        return there if there.fits(sizes.size, sizes.out_size) else config
+    return config
 
 
 def _limited(config: MatmulConfig, tiles: int, n: int, sizes: Sizes) -> MatmulConfig:
@@ -394,7 +411,16 @@ def _limited(config: MatmulConfig, tiles: int, n: int, sizes: Sizes) -> MatmulCo
 
 
 def _with_narrow_epilogue(config: MatmulConfig, sizes: Sizes) -> Iterator[MatmulConfig]:
-    """The same with columns of the epilogue that leave room for a further stage, if they do."""
+    """The same with columns of the epilogue that leave room for a further stage, if they do; in the
+    stages, where one tile of each block has all columns of the result."""
+    shared = config.cluster_blocks * config.split_k * config.parts > 1
+    one_column = config.swap and sizes.m <= config.tile_n and sizes.size == 2
+    if one_column and not shared and _may_end_in_stages(config, sizes):
+        there = dataclasses.replace(config, epilogue_in_stages=True)
+        there = with_most_stages(there, sizes.size, sizes.out_size)
+        if there.stages > config.stages and there.fits(sizes.size, sizes.out_size):
+            yield there
+            return
     for epilogue in (32, 16):
         if config.parts == config.split_k == 1 and epilogue < config.epilogue_n:
             narrow = dataclasses.replace(config, epilogue_n=epilogue)

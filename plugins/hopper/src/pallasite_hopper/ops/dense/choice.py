@@ -57,7 +57,7 @@ class _Least:
 
 
 _OF_16_BITS = _Least(
-    rates=H200_CHOICE, columns=0.02, parts=0.04, split=0.08, turns=0.0, other_turns=0.03, size=0.05,
+    rates=H200_CHOICE, columns=0.02, parts=0.03, split=0.08, turns=0.0, other_turns=0.03, size=0.05,
     few_elements=0.03, clusters=0.03, flat=0.05, rows=0.02, filling=0.01,
 )  # fmt: skip
 _OF_OTHERS = _Least(

@@ -33,8 +33,6 @@ class MatmulConfig:
       in_flight: steps, 1 or 0, whose MMA still runs while a warpgroup waits for the next one's
         operands: with 0 a stage is filled anew as soon as it was multiplied, which pays where
         operands come later than they are multiplied.
-      prefetch: steps before a step is in flight that the L2 cache is asked for its operands, by one
-        of the blocks that read them, so that copies need not wait for memory; 0 for never.
       split: whether two warpgroups halve the rows (``"m"``) or the columns (``"n"``).
       cluster: blocks of a cluster: 1, 2 or 4. They compute tiles side by side along
         ``cluster_along``, and what all of them read is fetched once.
@@ -42,17 +40,15 @@ class MatmulConfig:
       cluster_across: blocks of a cluster along the other direction, 1, 2 or 4, at most 8 in all:
         then each operand is fetched once by those that read it. Not together with ``split_k`` and
         ``last_parts``.
-      release_by_warps: whether each warp of a block that shares operands gives a stage back on its
-        own, rather than one for all warps when they have converged.
       group: so many tiles along ``grid_minor`` are visited before going on along the other
         direction, so that what neighbours read stays in the L2 cache.
       grid_minor: ``"m"`` or ``"n"``.
       epilogue_n: columns that are written at a time, a divisor of a warpgroup's; with ``swap``, and
         without ``split_k``, any multiple of 8.
       epilogue_buffers: buffers for them, for each warpgroup.
-      epilogue_in_stages: whether the columns are written where the stages were, which leaves room
-        for a further stage; each has a buffer of its own, so none waits for another. For blocks
-        that have one tile each; not together with ``alternate``, ``last_parts`` and ``rest``.
+      epilogue_in_stages: whether the columns are written where the stages were; each time has a
+        buffer of its own, so none waits for another. For blocks that have one tile each; not
+        together with ``alternate``, ``last_parts`` and ``rest``.
       swap: computes the transposed matmul b.T @ a.T (to which all other attributes then refer), so
         that a result of few rows does not waste the 64 rows of the tensor cores.
       split_k: blocks of a cluster that share the steps of one tile and add up their sums, 1 to 8,
@@ -77,12 +73,10 @@ class MatmulConfig:
     tile_k: int = 64
     stages: int = 4
     in_flight: int = 1
-    prefetch: int = 0
     split: str = "n"
     cluster: int = 1
     cluster_along: str = "m"
     cluster_across: int = 1
-    release_by_warps: bool = False
     group: int = 8
     grid_minor: str = "m"
     epilogue_n: int = 64
@@ -121,10 +115,6 @@ class MatmulConfig:
                     got=str(getattr(self, name)),
                     expected=" or ".join(map(str, accepted)),
                 )
-        if self.prefetch < 0:
-            raise InvalidValueError(
-                "MatmulConfig.prefetch is negative", got=str(self.prefetch), expected="steps, or 0"
-            )
         if self.parts < 1 or (self.parts > 1 and self.split_k > 1):
             raise InvalidValueError(
                 "MatmulConfig.parts does not go together with split_k",

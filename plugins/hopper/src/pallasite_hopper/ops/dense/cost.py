@@ -66,6 +66,8 @@ class Rates:
       unused: nanoseconds until all blocks of a cluster have read what sums are written over.
       second: nanoseconds of a second kernel that adds up partial sums.
       partial: bytes of partial sums that are written and read in a nanosecond.
+      parts_step: share less that a step takes with parts of k: fewer blocks read the same at once.
+      parts_memory: share more that memory takes then.
       pad: bytes that XLA's copy of an operand to longer rows reads and writes in a nanosecond.
       copy: nanoseconds of the copy of an operand besides.
       stored: bytes of a result that lanes write in a nanosecond where the copy engine cannot.
@@ -136,6 +138,8 @@ class Rates:
     unused: float
     second: float
     partial: float
+    parts_step: float
+    parts_memory: float
     pad: float
     copy: float
     stored: float
@@ -206,6 +210,8 @@ H200 = Rates(
     unused=404.0,
     second=1300.0,
     partial=3030.0,
+    parts_step=0.0,
+    parts_memory=0.0,
     pad=3390.0,
     copy=1250.0,
     stored=4400.0,
@@ -276,15 +282,21 @@ H200_CHOICE = dataclasses.replace(
     exchange=3000.0,
     exchanged=9.0,
     shared=3200.0,
-    second=1500.0,
+    second=1250.0,
     partial=3200.0,
+    parts_step=0.1,
+    parts_memory=0.06,
 )
 """Those by which configurations for operands of 16 bits are compared. They are not those whose
 times are nearest: what they choose of 838 sets of times is 1.2 % slower than the fastest in the
-mean, where the other rates choose what is 1.5 % slower (``benchmarks/gemm_fit.py --choice``)."""
+mean, where the other rates choose what is 1.5 % slower (``benchmarks/gemm_fit.py --choice``). Those
+of parts of k, from ``second`` on, are of 98 further sets."""
 
 _PAIRS = {1: 0.0, 2: 1.0, 4: 0.6, 8: 0.3}
 """Of what pairs of blocks wait for each other, what other clusters do, by their blocks."""
+
+_APART = 0.67
+"""Of the time of a further piece of the epilogue, what one takes that has a buffer of its own."""
 
 _LINE = 128
 """Bytes of a line of the L2 cache."""
@@ -369,7 +381,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
         apart = config.tile_m * (along_n == 1) + config.tile_n * (along_m == 1)
         apart_share = apart / (config.tile_m + config.tile_n)
         step *= 1 + rates.multicast * apart_share**rates.multicast_apart
-    step *= 1 + rates.split * (config.split_k > 1)
+    step *= 1 + rates.split * (config.split_k > 1) - rates.parts_step * (config.parts > 1)
     stages = max(2, min(config.stages, math.ceil(units / resident) * steps))
     first = _read_first(config, m, n, units, resident)
     waits = rates.latency * first + rates.held * mma
@@ -381,7 +393,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     area = config.tile_m * config.tile_n
     epilogue = area * (sizes.out_size if config.parts == 1 else 4) * active / rates.write
     pieces = math.ceil(config.warpgroup_n / (config.epilogue_n * config.split_k))
-    epilogue += rates.piece * (1 if config.epilogue_in_stages else pieces)
+    epilogue += rates.piece * (1 + (pieces - 1) * (_APART if config.epilogue_in_stages else 1.0))
     if config.split_k > 1:
         epilogue += rates.exchange + area * 4 * (1 - 1 / config.split_k) / rates.exchanged
     waits = rates.unused * config.sums_in_stages(size, sizes.out_size)
@@ -403,6 +415,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     for share, working in ((units - last, resident * blocks), (last, last * blocks * shared)):
         memory += moved * share / units / min(rates.memory, working * rates.block_memory)
     memory /= 1 + rates.evict_first * config.evict_first
+    memory *= 1 + rates.parts_memory * (config.parts > 1)
     time = _norm(busy, memory, rates.overlap)
     calculated = tiles * config.cluster_blocks * area * k_steps * depth
     fetched = units * blocks * steps * read

@@ -89,7 +89,7 @@ def joined_rows_configs(sizes: Sizes) -> list[JoinedRowsConfig]:
         for split in range(1, min(steps, _MOST_PARTS // together) + 1):
             if split > 1 and tiles * split > _MOST_ROUNDS * H200.multiprocessors:
                 break
-            config = dataclasses.replace(one, parts=together * split)
+            config = dataclasses.replace(one, parts=together * split, epilogue_in_stages=False)
             config = with_most_stages(config, sizes.size, 4)
             if config.stages >= 2:
                 found[config] = _nanoseconds(config, sizes, H200_CHOICE)

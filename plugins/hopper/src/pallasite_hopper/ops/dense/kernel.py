@@ -90,7 +90,6 @@ def build(
             collective_axes=("cluster", "across") if config.cluster_across > 1 else ("cluster",),
             num_arrivals=compute // loop.turns,
             num_barriers=stages,
-            by_warps=config.release_by_warps,
         ),
     }
     loop.arrange(scratch)
@@ -458,31 +457,11 @@ class MatmulLoop:
                 filled_by = full.at[self._full(item.turn, stage)]
                 self.fetch_left(a, item, a_window, a_smem.at[stage], filled_by, share_a)
                 self.fetch_right(b, item, depth, b_smem.at[stage], filled_by, share_b)
-                if config.prefetch:
-                    self._prefetch(a, b, item, index + config.prefetch)
                 return self._next(stage), filled + 1
 
             return lax.fori_loop(item.first, item.first + item.steps, step, carry)
 
         self._over_items(tile, (jnp.int32(0), jnp.int32(0)))
-
-    def _prefetch(self, a: Any, b: Any, item: Item, index: Any) -> None:
-        """Asks the L2 cache for the operands of a step, if there is one: for the left one in the
-        first column of clusters, for the right one in the first row."""
-        config, problem = self.config, self.problem
-        inside = index < item.first + item.steps
-        rows, columns = pl.ds(item.m, config.tile_m), pl.ds(item.n, config.tile_n)
-        depth = pl.ds(index * config.tile_k, config.tile_k)
-        plgpu.async_prefetch(
-            a.at[(depth, rows) if problem.transpose_a else (rows, depth)],
-            predicate=inside & (item.n < self.region.n + config.step_n),
-            collective_axes=self._axis("n"),
-        )
-        plgpu.async_prefetch(
-            b.at[(columns, depth) if problem.transpose_b else (depth, columns)],
-            predicate=inside & (item.m < self.region.m + config.step_m),
-            collective_axes=self._axis("m"),
-        )
 
     # The consumer warpgroups -------------------------------------------------------------------
 
