@@ -153,6 +153,22 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (pipelines, "CLEARED", True),
         (pipelines, "THROUGH", True),
     ),
+    "pipelined evenly": (
+        (norm_kernels, "suits_pipeline", _always),
+        (pipelines, "EVEN", True),
+    ),
+    "pipelined evenly, ends cleared, results through shared memory": (
+        (norm_kernels, "suits_pipeline", _always),
+        (norm_kernels, "suits_shared", _never),
+        (pipelines, "EVEN", True),
+        (pipelines, "CLEARED", True),
+        (pipelines, "THROUGH", True),
+    ),
+    "pipelined evenly by columns": (
+        (norm_kernels, "suits_pipeline", _always),
+        (pipelines, "EVEN", True),
+        (pipelines, "FORWARD_BY_COLUMNS", True),
+    ),
     "long rows pipelined": (
         (norm_kernels, "suits_pipeline", _always),
         (norm_kernels, "suits_shared", _never),

@@ -48,6 +48,13 @@ are sums over rows."""
 FORWARD_BY_COLUMNS = False
 """The same where there are none."""
 
+EVEN = False
+"""Whether two blocks of four warpgroups each share rows that begin within vectors, and none holds
+vectors in registers, where there are no sums over rows."""
+
+_EVEN_ELEMENTS = 20
+"""Elements of a lane up to which that is so."""
+
 CLEARED = False
 """Whether elements of other rows beside a row are replaced in shared memory, where there are no
 sums over rows, rather than masked wherever a row is reduced."""
@@ -210,6 +217,10 @@ def _of_blocks(
     elif width <= 12 * 1024 or not sums:
         threads = max(threads, -(-width // ((16 if sums else 32) * LANES)))
         held = 7 * 1024 < width <= 8 * 1024
+    narrow = columns <= 4 * _EVEN_ELEMENTS * LANES
+    if EVEN and not sums and shape.unaligned and blocks == 1 and narrow:
+        held, threads, resident = False, 4, 2
+        together = 2 if width_bytes <= 8 * 1024 else 1
     unit = LANES if by_columns else vector
     chunk = -(-columns // (threads * blocks * unit)) * unit
     of_stage = (chunk + by_columns * vector) * threads * together * sum(sizes)
