@@ -311,7 +311,7 @@ ONE_PASS_NEAR = False
 AT_ONCE = True
 """Whether pipelined layer norms of 16 bits reduce differences to the mean of a few elements, and
 their squares, at once. Of a row of n elements, these are at most n / 4 times the variance for each:
-24 bits leave more than the result has. That took 0.88 to 0.93 of the time with 11333 and 16229
+24 bits leave more than the result has. That took 0.92 to 0.93 of the time with 11333 and 16229
 columns on an H200; of rows in registers 0.95 to 1.06."""
 
 
@@ -319,7 +319,8 @@ def _pipelined(norm: Norm, tiling: RowTiling, matrices: list[np.dtype[Any]]) -> 
     """Whether the forward is pipelined: rows that registers do not hold, up to a length.
 
     RMSNorms of 16 bits whose rows begin within vectors are, too: 2683 to 8111 columns took 0.92 to
-    1.01 of the time on an H200, with a residual 0.94 to 1.01, and 28001 and 41003 columns 0.79.
+    1.01 of the time on an H200, with a residual 0.94 to 1.02, and 28001 and 41003 columns 0.81 and
+    0.79.
     """
     if suits_pipeline(tiling, matrices):
         return True
