@@ -131,8 +131,8 @@ def listed_few_rows(sizes: Sizes) -> list[FewRowsConfig]:
     near = [one for one in ordered if estimate(one) < NEAR * estimate(ordered[0])]
     some = random.Random(str(sizes)).sample(near, min(2 * SAMPLED, len(near)))
     found = list(dict.fromkeys([*ordered[:2], *some]))
-    folded = [dataclasses.replace(one, fold=True) for one in found if one.columns < 128]
-    return [*found, *folded[:3]]
+    folded = [dataclasses.replace(one, fold=not one.fold) for one in found if one.columns < 128]
+    return [*found, *folded[:2]]
 
 
 def listed_joined_rows(sizes: Sizes) -> list[joined_rows.JoinedRowsConfig]:

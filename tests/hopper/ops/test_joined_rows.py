@@ -21,6 +21,7 @@ from pallasite_hopper.ops.dense.joined_rows import (
     joined_rows_config,
     joined_rows_configs,
 )
+from pallasite_hopper.ops.dense.split_columns import split_columns
 from pallasite_hopper.ops.dense.unaligned import without_copies
 from pallasite_std.api import Epilogue, MatmulProblem
 
@@ -110,6 +111,18 @@ def test_epilogue_and_batches():
     assert error_of(result[0], wanted) < 4e-3
     other = np.maximum(-expected(one, a, b) * rows[:, None] * 0.5 + bias, 0) + residual
     assert error_of(result[1], other) < 4e-3
+
+
+@pytest.mark.parametrize(("rows", "columns", "count"), [(5, 333, 8), (3, 2100, 4), (2, 4507, 2)])
+def test_split_columns(rows, columns, count):
+    """Several blocks of a row, columns that are left over, zeros at the end."""
+    array = np.random.default_rng(columns).standard_normal((rows, columns)).astype(BFLOAT16)
+    with config.scoped(sanitize=True):
+        result = np.asarray(split_columns(jnp.asarray(array), count))
+    each = columns // count
+    wanted = array[:, : each * count].reshape(rows, each, count).transpose(2, 0, 1)
+    assert result.shape == (count, rows, -(-each // 8) * 8)
+    assert (result[:, :, :each] == wanted).all() and not result[:, :, each:].any()
 
 
 def test_choice():

@@ -27,6 +27,7 @@ from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.cost import H200, H200_CHOICE, Rates, Sizes, nanoseconds
 from pallasite_hopper.ops.dense.kernel import Item, MatmulLoop
 from pallasite_hopper.ops.dense.kernel import build as build_kernel
+from pallasite_hopper.ops.dense.split_columns import split_columns
 from pallasite_std.api import Epilogue, MatmulProblem
 
 SWIZZLED = 64
@@ -135,12 +136,12 @@ def build(
     )
 
     def function(a: jax.Array, b: jax.Array, *extras: jax.Array) -> jax.Array:
-        a = a.T if problem.transpose_a else a
-        parts = _every(a, together)
+        parts = (_transposed_split if problem.transpose_a else split_columns)(a, together)
         given = kernel(b, parts) if matmul.swap else kernel(parts, b)
         total = _added(given, problem.n, together)
         for row in range(rows * together, problem.k):
-            total += a[:, row, None].astype(total.dtype) * b[row].astype(total.dtype)
+            column = a[row] if problem.transpose_a else a[:, row]
+            total += column[:, None].astype(total.dtype) * b[row].astype(total.dtype)
         residual = extras[-1] if epilogue.residual else None
         whole = slice(None)
         total = epilogue.apply(total, extras, whole, whole, residual, swapped=False)
@@ -158,11 +159,10 @@ def _steps(problem: MatmulProblem, config: MatmulConfig, parts: int) -> int:
     return -(-units // H200.multiprocessors) * -(-problem.k // (config.tile_k * parts))
 
 
-def _every(a: jax.Array, together: int) -> jax.Array:
-    """Every so-manieth column of a matrix brought together: (together, rows, columns), of aligned
-    rows."""
-    rows, columns = a.shape[0], a.shape[1] // together
-    parts = a[:, : columns * together].reshape(rows, columns, together).transpose(2, 0, 1)
+def _transposed_split(a: jax.Array, together: int) -> jax.Array:
+    """``split_columns`` of the transpose of a matrix."""
+    columns = a.shape[0] // together
+    parts = a[: columns * together].reshape(columns, together, a.shape[1]).transpose(1, 2, 0)
     return jnp.pad(parts, ((0, 0), (0, 0), (0, -columns % VECTOR)))
 
 

@@ -28,7 +28,7 @@ type AnyRowsConfig = DirectConfig | FewRowsConfig | JoinedRowsConfig
 _LEAST_GAIN = 0.05
 """Of the kernel that loads words, by the estimates."""
 
-_LEAST_GAIN_OF_JOINED = 0.15
+_LEAST_GAIN_OF_JOINED = 0.05
 """Of the kernel that reads several rows as one."""
 
 _LEAST_GAIN_BY_COPIES = 0.1
@@ -101,6 +101,8 @@ def nanoseconds_by_xla(sizes: Sizes, *, plain: bool = True, rates: Rates = H200)
             return divided + epilogue
         vector = rates.xla_vector + rates.xla_vector_fill * k + read / rates.xla_vector_memory
         return vector + epilogue
+    if m == 1 and sizes.transpose_b:  # Rows are summed up.
+        return rates.xla_launch + read / rates.xla_vector_memory + epilogue
     # Where rows lie along k, all steps read, and mask, elements of unaligned rows. Of a transposed
     # left operand it has no other kernels, either.
     slow = sizes.transpose_a or _unaligned(k, sizes.size)
