@@ -145,9 +145,11 @@ class Pipeline:
         found = multiprocessors * self.resident // self.blocks
         if self.blocks > 2:
             found = int(found * FITTING_CLUSTERS)
+        most = max(1, found // self.period)
         if rows is not None:
-            found = fewest(-(-rows // self.together), max(1, found))
-        return max(1, found // self.period) * self.period
+            found = fewest(-(-rows // self.together), most * self.period)
+            most = max(1, min(most, -(-found // self.period), rows // self.period))
+        return most * self.period
 
 
 class _UnalignedChunk(Chunk):
