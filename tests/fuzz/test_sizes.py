@@ -138,6 +138,10 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
         Program("product of rows", (4, 27, 41), "float32", WARPGROUP),
         Program("min of columns", (5, 1), "float16", WARPGROUP),
         Program("max of columns", (2, 7), "bfloat16", WARPGROUP),
+        Program("bias", (62, 13, 63), "int16", LANE),
+        Program("bias", (4, 60, 12), "float16", WARPGROUP),
+        Program("any of rows", (61, 54, 15), "uint8", WARPGROUP),
+        Program("any of rows", (2, 54, 62), "int32", WARPGROUP),
     ],
     ids=str,
 )

@@ -74,6 +74,32 @@ def test_odd_shapes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((9, 62), (1,)), ((2, 11, 62), (2,)), ((33, 7), (0,)), ((16, 8), (1,)), ((130,), (0,))],
+)
+@pytest.mark.parametrize("every", [False, True])
+def test_lanes_vote(shape: Any, axes: Any, every: bool, semantics: Any) -> None:
+    x = np.random.default_rng(3).integers(0, 40, shape).astype(np.int32)
+    x[0] = every
+
+    def body(x: Any) -> Any:
+        return jnp.all(x != 0, axis=axes) if every else jnp.any(x == 39, axis=axes)
+
+    want = np.all(x != 0, axis=axes) if every else np.any(x == 39, axis=axes)
+    kernel = kernel_of(body, jnp.asarray(x), semantics)
+    np.testing.assert_array_equal(kernel(jnp.asarray(x)), want)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize("shape", [(4, 60, 12), (62, 13, 63)])
+def test_the_first_row_is_repeated(shape: Any, semantics: Any) -> None:
+    x = np.random.default_rng(4).integers(-99, 99, shape).astype(np.int16)
+    kernel = kernel_of(lambda x: x + x[:1], jnp.asarray(x), semantics)
+    np.testing.assert_array_equal(kernel(jnp.asarray(x)), x + x[:1])
+
+
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
 @settings(max_examples=8, deadline=None)
 @example(21, 1, False, 0)
 @given(st.integers(1, 300), st.integers(1, 3), st.booleans(), st.integers(0, 2**32 - 1))

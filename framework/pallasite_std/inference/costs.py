@@ -44,6 +44,12 @@ _ROOMY = 128
 _WORDS = 1.5
 """How much longer it takes to exchange elements of two words than two elements."""
 
+TRUTHS = 1
+"""Bits of an element where it matters that what registers hold are conditions."""
+
+_PACKED = 1.5
+"""Instructions that make a byte of a condition, or a condition of a byte."""
+
 _SPILL = 2.0
 """A register that is stored to local memory and loaded again."""
 
@@ -70,6 +76,9 @@ def conversion_cost(source: Layout, target: Layout, bits: int) -> float:
     """Of bringing an array of elements of ``bits`` bits from one layout into another."""
     if source == target or isinstance(source, SplatLayout):
         return 0.0
+    if bits == TRUTHS:
+        elements = sum(one.registers * one.vector_length for one in (source, target))
+        return conversion_cost(source, target, 8) + _PACKED * elements
     if isinstance(target, SplatLayout):
         return IMPOSSIBLE
     kind = conversion(source, target).kind

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from jax.extend.core import primitives
 
 from pallasite.plugin import RuleSet
 from pallasite.plugin import jax_internals as _jax
-from pallasite.plugin.inference import AbstractValue, InferenceContext
+from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceContext
 from pallasite.plugin.ir import types
+from pallasite_std.inference.shape import stretches
+from pallasite_std.memory.usual_code import is_wide
 from pallasite_std.rules.arithmetic import BINARY_PRIMITIVES, UNARY_PRIMITIVES
 
 rules = RuleSet()
@@ -35,7 +38,27 @@ _OTHERS = (
 
 def elementwise(ctx: InferenceContext, *operands: AbstractValue, **params: Any) -> AbstractValue:
     """The inference rule of element-wise primitives."""
-    return ctx.elementwise(*operands)
+    arrays = [one for one in operands if isinstance(one, ArrayValue) and math.prod(one.shape) > 1]
+    shape = tuple(ctx.avals_out[0].shape)
+    narrow = [one for one in arrays if one.shape != shape and len(one.shape) == len(shape)]
+    if not any(_repeats(one, shape) for one in narrow):
+        return ctx.elementwise(*operands)
+    result = ctx.result(None, *operands, varying=False)
+    for position, operand in enumerate(operands):
+        if operand in narrow:
+            stretches(ctx, position, operand, result)
+        elif operand in arrays:
+            ctx.same_layout(operand, result)
+    return result
+
+
+def _repeats(array: ArrayValue, shape: tuple[int, ...]) -> bool:
+    """Whether an array of an odd shape is repeated by wide accesses to shared memory, in any
+    layout."""
+    last = max(d for d, n in enumerate(shape) if array.shape[d] != n)
+    return any(n & (n - 1) for n in array.shape) and is_wide(
+        math.prod(shape[last + 1 :]), array.bits
+    )
 
 
 for _primitive in (*UNARY_PRIMITIVES, *BINARY_PRIMITIVES, *_OTHERS):

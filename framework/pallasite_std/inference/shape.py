@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -15,9 +16,10 @@ from jax.extend.core import primitives
 from pallasite.plugin import PallasiteError, RuleSet
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceContext, Pairs
+from pallasite.plugin.ir import types
 from pallasite.plugin.layouts import Layout, RegisterLayout
 from pallasite_std.inference import relations
-from pallasite_std.inference.costs import reduction_cost
+from pallasite_std.inference.costs import TRUTHS, reduction_cost
 from pallasite_std.primitives.layouts import layout_cast_p
 from pallasite_std.stacking import stacked
 
@@ -192,6 +194,16 @@ def _concatenate(ctx: InferenceContext, *arrays: AbstractValue, dimension: int) 
     return result
 
 
+def stretches(
+    ctx: InferenceContext, position: int, x: AbstractValue, result: AbstractValue
+) -> None:
+    """An operand with extents of 1 is combined with arrays of the shape of the result."""
+    if isinstance(x, ArrayValue):
+        after = tuple(ctx.avals_out[0].shape)
+        exact = relations.broadcast(x.shape, after, tuple(range(len(after))), ctx.proposals)
+        moves(ctx, position, x, result, exact)
+
+
 def _part(
     shapes: Sequence[tuple[int, ...]], whole: tuple[int, ...], dimension: int, position: int
 ) -> Pairs:
@@ -281,5 +293,9 @@ def _reduce(
         work = functools.partial(
             reduction_cost, axes=tuple(axes), bits=x.bits, in_pairs=_is_in_pairs(ctx)
         )
+        shape = ctx.avals_in[0].shape
+        if types.is_bool(ctx.avals_in[0].dtype) and any(n & (n - 1) for n in shape):
+            # To exchange conditions takes more than to exchange what they are made of.
+            x = dataclasses.replace(x, bits=TRUTHS)
         ctx.relate(0, x, result, pairs, work)
     return result

@@ -12,6 +12,7 @@ from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedE
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import (
+    LANES,
     Layout,
     ReductionPlan,
     RegisterLayout,
@@ -101,8 +102,14 @@ def reduce_by_name(
     ctx: RuleContext, array: RegisterArray, axes: Sequence[int], name: str
 ) -> RegisterArray:
     """Combines the elements along ``axes`` by a binary function; see :func:`reduce_array`."""
+    votes = {"or": True, "max": True, "and": False, "min": False}
     return reduce_array(
-        ctx, array, axes, combiner(ctx, name, array.dtype), neutral_element(name, array.dtype)
+        ctx,
+        array,
+        axes,
+        combiner(ctx, name, array.dtype),
+        neutral_element(name, array.dtype),
+        votes_for=votes.get(name) if types.is_bool(array.dtype) else None,
     )
 
 
@@ -112,10 +119,13 @@ def reduce_array(
     axes: Sequence[int],
     combine: Combine,
     neutral: Any,
+    *,
+    votes_for: bool | None = None,
 ) -> RegisterArray:
     """Combines the elements along ``axes``; the order of combination is fixed by the layout.
 
-    ``neutral`` is a number that changes no element that it is combined with.
+    ``neutral`` is a number that changes no element that it is combined with. Of conditions,
+    ``votes_for`` is what the result is if any of them is; lanes find that out by a vote.
     """
     if array.is_splat or array.size == 1:
         raise UnsupportedError("a reduction of equal elements needs its own formula")
@@ -138,11 +148,14 @@ def reduce_array(
         registers = [_reduce_vector(combine, register, plan) for register in registers]
     if plan.lane_masks or plan.lane_rotations:
         length = ops.vector_length(registers[0])
-        registers = _packed(registers)
-        registers = _across_lanes(ctx, combine, registers, plan.lane_masks)
-        for rotation in plan.lane_rotations:
-            registers = [_rotate(ctx, combine, r, rotation) for r in registers]
-        registers = _unpacked(registers, length)
+        if votes_for is not None and not plan.lane_rotations:
+            registers = [_vote(ctx, r, plan.lane_masks, votes_for) for r in registers]
+        else:
+            registers = _packed(registers)
+            registers = _across_lanes(ctx, combine, registers, plan.lane_masks)
+            for rotation in plan.lane_rotations:
+                registers = [_rotate(ctx, combine, r, rotation) for r in registers]
+            registers = _unpacked(registers, length)
     if plan.crosses_warps:
         registers = _across_warps(ctx, combine, registers, plan)
     if isinstance(plan.layout, SplatLayout):
@@ -195,6 +208,26 @@ def _across_lanes(
         shuffle(registers[place], "idx", ops.add(others, owner))
         for owner, place in zip(owners, places, strict=True)
     ]
+
+
+def _vote(ctx: RuleContext, register: ir.Value, masks: Sequence[int], wanted: bool) -> ir.Value:
+    """Whether any condition of the lanes whose numbers differ in some bits is as wanted: then that,
+    or else the opposite (``vote.sync``, PTX ISA 9.7.13.7)."""
+    others = sum(1 << lane for lane in range(LANES) if not lane & ~sum(masks))
+    first = ops.bitwise_and(ctx.launch.lane_id, LANES - 1 & ~sum(masks))
+
+    def found(condition: ir.Value) -> ir.Value:
+        if not wanted:
+            condition = ops.bitwise_xor(condition, ops.i1_constant(True))
+        everyone = ops.i32_constant(-1)
+        votes = ops.intrinsic(ops.i32(), "llvm.nvvm.vote.ballot.sync", everyone, condition)
+        if others != (1 << LANES) - 1:
+            group = ops.arith.shli(ops.i32_constant(others), first)
+            votes = ops.bitwise_and(votes, group)
+        return ops.compare("ne" if wanted else "eq", votes, 0)
+
+    parts = [found(ops.extract(register, n)) for n in range(ops.vector_length(register))]
+    return ops.from_elements(parts)
 
 
 def _reduce_vector(combine: Combine, register: ir.Value, plan: ReductionPlan) -> ir.Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -54,6 +55,7 @@ from pallasite_std.memory.scratch import (
     whole_bytes,
 )
 from pallasite_std.memory.transfers import dense_layout
+from pallasite_std.memory.usual_code import is_wide, most_code
 from pallasite_std.primitives.layouts import layout_cast_p
 from pallasite_std.stacking import stacked
 
@@ -236,10 +238,31 @@ def _stretchable(ctx: RuleContext, array: RegisterArray, target: RegisterLayout)
     stretched = [d for d in dims if array.shape[d] != target.shape[d]]
     if target.flat:
         # No part of such a layout is that of an array with extents of 1.
-        wide = padded(target.shape)
+        shape, wide = target.shape, padded(target.shape)
+        if _repeats(array, stretched, target, wide):
+            view = functools.partial(_stretched_view, shape=shape, dims=dims)
+            found = by_loop(ctx, array, view, target, shape)
+            if found is not None:
+                return found
         return relayout(ctx, _stretched(_stretchable(ctx, array, wide), wide), target)
     reduced = tf.expand_dims(tf.reduce(target, stretched), stretched).layout
     return relayout(ctx, array, reduced)
+
+
+_AROUND = 20
+"""Instructions of a conversion through shared memory, beside its accesses."""
+
+
+def _repeats(array: RegisterArray, stretched: Sequence[int], target: Layout, wide: Layout) -> bool:
+    """Whether an array is repeated in shared memory: by wide accesses, or in a loop where the code
+    would be too long that stores it in another layout beside the loads and stores of the other
+    operand and of the result."""
+    bits = types.bit_width(array.dtype)
+    if is_wide(math.prod(array.shape[max(stretched) + 1 :]), bits):
+        return True
+    moved = tf.reduce(wide, stretched).registers + wide.registers + target.registers
+    others = 2 * target.registers + target.registers * target.vector_length * bits / 32
+    return _AROUND + moved + others > most_code(target.shape, bits)
 
 
 @rules.lowering(lax.reshape_p, *_ALL)
