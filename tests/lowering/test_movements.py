@@ -266,6 +266,7 @@ def counted(text: str) -> int:
         (lambda x: x - x[3:4], (29, 23), np.float32, 80),
         (lambda x: x + x[:1], (12, 63), np.float16, 260),
         (lambda x: x[2:, ::2] * x[:1, :1], (40, 6), np.int64, 110),
+        (lambda x: x[:, :14] * x[:, 15:], (27, 29), np.float16, 70),
     ],
 )
 def test_small_slices_are_loaded_by_themselves(

@@ -17,6 +17,7 @@ from pallasite.plugin.layouts import (
     ConversionKind,
     Layout,
     MemoryLayout,
+    Owner,
     RegisterLayout,
     SplatLayout,
     conversion,
@@ -49,6 +50,9 @@ TRUTHS = 1
 
 _PACKED = 1.5
 """Instructions that make a byte of a condition, or a condition of a byte."""
+
+_FETCH = 8.0
+"""An instruction that is fetched to be run once."""
 
 _SPILL = 2.0
 """A register that is stored to local memory and loaded again."""
@@ -86,8 +90,22 @@ def conversion_cost(source: Layout, target: Layout, bits: int) -> float:
         if not fits_scratch(source, target, bits):
             return IMPOSSIBLE
         passes = WARPS * (_scratch_passes(source, bits) + _scratch_passes(target, bits))
-        return 2 * SYNCHRONIZATION + 2 * max(passes, 2.0 * WARPS)
+        apart = _taken_apart(source, bits) + _taken_apart(target, bits)
+        return 2 * SYNCHRONIZATION + 2 * max(passes, 2.0 * WARPS) + apart
     return 0.5 + target.registers / 64
+
+
+def _taken_apart(layout: Layout, bits: int) -> float:
+    """What it takes that registers of an array of an odd shape are no vectors of its rows: bytes
+    are taken out of words, or put together; elements of several rows are accessed one by one."""
+    assert isinstance(layout, RegisterLayout)
+    if not layout.size & (layout.size - 1):
+        return 0.0
+    outer = () if layout.flat else layout.dims[:-1]
+    if any(d.owner is Owner.VECTOR and d.size > 1 for digits in outer for d in digits):
+        return _FETCH * layout.registers * (layout.vector_length - 1)
+    narrow = bits == 8 and layout.vector_length < 4
+    return float(layout.registers * layout.vector_length) if narrow else 0.0
 
 
 def _scratch_passes(layout: Layout, bits: int) -> float:

@@ -11,6 +11,7 @@ from pallasite.plugin import RuleSet
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceContext
 from pallasite.plugin.ir import types
+from pallasite.plugin.layouts import default_strided
 from pallasite_std.inference.shape import stretches
 from pallasite_std.memory.usual_code import is_wide
 from pallasite_std.rules.arithmetic import BINARY_PRIMITIVES, UNARY_PRIMITIVES
@@ -53,8 +54,10 @@ def elementwise(ctx: InferenceContext, *operands: AbstractValue, **params: Any) 
 
 
 def _repeats(array: ArrayValue, shape: tuple[int, ...]) -> bool:
-    """Whether an array of an odd shape is repeated by wide accesses to shared memory, in any
-    layout."""
+    """Whether an array of an odd shape is repeated by wide accesses to shared memory: where threads
+    would best be consecutive in several dimensions, no layout of it stretches to theirs."""
+    if not default_strided(shape, array.bits).flat:
+        return False
     last = max(d for d, n in enumerate(shape) if array.shape[d] != n)
     return any(n & (n - 1) for n in array.shape) and is_wide(
         math.prod(shape[last + 1 :]), array.bits

@@ -17,7 +17,7 @@ from pallasite.plugin import PallasiteError, RuleSet
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceContext, Pairs
 from pallasite.plugin.ir import types
-from pallasite.plugin.layouts import Layout, RegisterLayout
+from pallasite.plugin.layouts import Layout, RegisterLayout, padded
 from pallasite_std.inference import relations
 from pallasite_std.inference.costs import TRUTHS, reduction_cost
 from pallasite_std.primitives.layouts import layout_cast_p
@@ -241,7 +241,13 @@ def _iota(ctx: InferenceContext, *dynamic: AbstractValue, **params: Any) -> Abst
     result = ctx.result()
     shape = ctx.avals_out[0].shape
     if len(shape) > 1 and any(n & (n - 1) for n in shape):
-        ctx.relate(0, result, result, lambda one, _: [(one, one)] if one else [], _counting)
+        width = next(n for n in (4, 2, 1) if shape[-1] % n == 0)
+        rows = padded(tuple(shape), width) if math.prod(shape) else None
+
+        def pairs(one: Layout | None, _: Layout | None) -> list[tuple[Layout, Layout]]:
+            return [(layout, layout) for layout in (one, rows) if one and layout]
+
+        ctx.relate(0, result, result, pairs, _counting)
     return result
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
+
 from pallasite.plugin import Registry, Target
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import bit_width
@@ -12,6 +14,10 @@ from pallasite.plugin.layouts import Layout, default_strided
 from pallasite_std.lane_layouts.linked_variables import LinkedVariables
 from pallasite_std.memory.relayout import USUAL
 from pallasite_std.memory.rows import better_row
+
+_lax = _jax.lax_primitives
+
+_RENAMING = (_lax.reshape_p, _lax.squeeze_p, _lax.broadcast_in_dim_p)
 
 _FEW = 8 * 128
 """Elements of an array, at most, that threads access one by one rather than in a row of vectors."""
@@ -47,6 +53,7 @@ class AccessWidths:
         self._known: dict[int, Any] = {}
         self._repeating: set[Any] = set()
         self._widest: dict[Any, int] | None = None
+        self._offsets: list[tuple[Any, int]] = []
 
     def add(self, jaxpr: Any) -> None:
         """Takes account of a jaxpr and of those inside it, unless it has already."""
@@ -84,6 +91,11 @@ class AccessWidths:
         limit = self.limit(variable)
         if limit is None or self._variables.group(variable) in self._placed:
             return None
+        if math.prod(shape) <= _FEW:
+            # Wider vectors would be taken apart where their parts begin between them.
+            group = self._variables.group(variable)
+            offsets = (n for one, n in self._offsets if self._group(one) == group)
+            limit = math.gcd(limit, *offsets)
         size = math.prod(shape) * bit_width(variable.aval.dtype) // 8
         exchanged = math.prod(shape) > _FEW and size <= USUAL
         repeating = self._variables.group(variable) in self._repeating
@@ -94,6 +106,9 @@ class AccessWidths:
         if repeating and row is not None and own.registers <= 3 * row.registers + _EXCHANGE:
             return None  # What is stretched would be stored as wide as this, and loaded as a row.
         return row
+
+    def _group(self, variable: Any) -> Any:
+        return self._variables.group(variable) if variable in self._variables else None
 
     def wider(self, variable: Any) -> Any:
         """The operand that a variable with extents of 1 is stretched for, if there is one."""
@@ -112,6 +127,7 @@ class AccessWidths:
             if not isinstance(variable, _jax.Literal):
                 self._moved.append(variable)
                 self._variables.group(variable)
+                self._offsets.append((variable, _offset(equation)))
         if rule is not None and getattr(rule.function, "same_layout", False):
             results = equation.outvars
             if len(results) == 1:
@@ -125,6 +141,10 @@ class AccessWidths:
             self._stretched += results[:1] if narrow else []
             whole = next((one for one in operands if _shape(one) == _shape(results[0])), None)
             self._wider |= {one: whole for one in narrow if whole is not None}
+        if _is_renamed(equation):
+            # Any layout gets or loses dimensions of one element.
+            self._variables.join(equation.invars[0], equation.outvars[0])
+            return
         regions = self._registry.jaxprs.regions(equation)
         if (
             not regions
@@ -141,6 +161,34 @@ class AccessWidths:
             self.add(region.jaxpr)
             self._variables.link_region(equation, region)
             self._variables.link_carried(equation, region)
+
+
+def _is_renamed(equation: Any) -> bool:
+    """Whether it does nothing but to add or to remove dimensions of one element."""
+    if equation.primitive not in _RENAMING or not _is_array(equation.invars[0]):
+        return False
+    shapes = [_shape(one) for one in (equation.invars[0], *equation.outvars)]
+    before, after = ([n for n in shape if n > 1] for shape in shapes)
+    return before == after
+
+
+def _offset(equation: Any) -> int:
+    """Where in an array that is accessed the first element is; 0 if that is not known."""
+    leaves = equation.invars[{_jax.get_p: 1, _jax.swap_p: 2}.get(equation.primitive, 0) :]
+    shape = getattr(equation.invars[0].aval, "shape", ())
+    if len(leaves) == len(equation.invars):
+        return 0
+    total = 0
+    for one in jax.tree.unflatten(equation.params["tree"], leaves):
+        if not isinstance(one, _jax.NDIndexer) or len(one.indices) != len(shape):
+            return 0
+        for d, index in enumerate(one.indices):
+            start = index.start if isinstance(index, _jax.Slice) else index
+            if not isinstance(start, int):
+                return 0
+            total += start * math.prod(shape[d + 1 :])
+        shape = ()
+    return total
 
 
 def _shape(atom: Any) -> tuple[int, ...]:

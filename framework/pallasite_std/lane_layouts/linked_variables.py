@@ -34,6 +34,10 @@ class LinkedVariables:
         if one.aval.shape == other.aval.shape != ():
             self._parents[self.group(one)] = self.group(other)
 
+    def join(self, one: Any, other: Any) -> None:
+        """Joins the groups of two variables, whatever their shapes."""
+        self._parents[self.group(one)] = self.group(other)
+
     def link_region(self, equation: Any, region: Region) -> None:
         """Joins what goes into a region of an equation, and what comes out of it, with what it is
         inside."""

@@ -17,7 +17,7 @@ from jaxlib.mlir.dialects import scf
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import LANES, WARPS, Extent, Owner
 from pallasite.plugin.lowering import RuleContext
-from pallasite_std.memory.padding import thread_part
+from pallasite_std.memory.padding import consecutive_threads, thread_part
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.row_parts import Part, Windows
 from pallasite_std.memory.transfers import from_memory
@@ -127,7 +127,9 @@ def load_in_order(
     """The registers of a part of which each thread makes few moves; see :func:`copy_in_order`."""
     layout = part.layout
     unit = min(source.unit, layout.vector_length)
-    thread = thread_part(ctx.launch, layout, 0)
+    digits = [(d.owner, d.stride, d.size, w) for d, w in layout.weighted_dims[0]]
+    digits = [one for one in digits if one[0].is_thread]
+    thread = consecutive_threads(ctx.launch, digits) or thread_part(ctx.launch, layout, 0)
     registers = []
     for register in range(layout.registers):
         pieces = []

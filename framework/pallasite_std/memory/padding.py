@@ -47,6 +47,33 @@ def consecutive_threads(
     return ops.multiply(number, lane[2])
 
 
+def leading_threads(
+    launch: LaunchContext, digits: Sequence[tuple[Owner, int, int, int]]
+) -> tuple[ir.Value | None, list[tuple[Owner, int, int, int]]]:
+    """What the warp and the higher bits of the lane add to an index (i32), where that is a multiple
+    of a quotient of the thread's number, and the other digits; in a kernel of one block, of which
+    code is what matters.
+
+    Args:
+      launch: the kernel's launch context.
+      digits: as in :func:`consecutive_threads`.
+    """
+    found, rest = [], []
+    warp = next((one for one in digits if one[0] is Owner.WARP), None)
+    for one in digits:
+        _, divisor, modulus, stride = one
+        leads = one[0] is Owner.LANE and modulus > 1 and divisor * modulus == LANES
+        if leads and warp is not None and warp[1:] == (1, WARPS, modulus * stride):
+            found.append((divisor, stride))
+        elif one[0] is Owner.LANE:
+            rest.append(one)
+    warps = sum(one[0] is Owner.WARP for one in digits)
+    if len(found) != 1 or warps != 1 or launch.geometry.blocks * launch.geometry.threads > 1:
+        return None, list(digits)
+    ((divisor, stride),) = found
+    return ops.multiply(ops.divide_unsigned(launch.thread_id, divisor), stride), rest
+
+
 def thread_part(launch: LaunchContext, layout: RegisterLayout, dim: int) -> ir.Value | None:
     """What lane and warp add to the index along a dimension (i32); None if they add nothing."""
     digits = [(d, w) for d, w in layout.weighted_dims[dim] if d.owner.is_thread]
@@ -55,20 +82,21 @@ def thread_part(launch: LaunchContext, layout: RegisterLayout, dim: int) -> ir.V
 
     def build() -> ir.Value:
         total: ir.Value | None = None
+        each = [(d.owner, d.stride, d.size, weight) for d, weight in digits]
         if layout.is_padded:
-            each = [(d.owner, d.stride, d.size, weight) for d, weight in digits]
             total = consecutive_threads(launch, each)
             if total is not None:
                 return total
+            total, each = leading_threads(launch, each)
         lane, warp = launch.lane_id, launch.warp_id
-        for digit, weight in digits:
-            index = lane if digit.owner is Owner.LANE else warp
-            limit = LANES if digit.owner is Owner.LANE else WARPS
-            value = ops.divide_unsigned(index, digit.stride)
-            reach = digit.stride * digit.size
+        for owner, divisor, size, weight in each:
+            index = lane if owner is Owner.LANE else warp
+            limit = LANES if owner is Owner.LANE else WARPS
+            value = ops.divide_unsigned(index, divisor)
+            reach = divisor * size
             # Where nothing is padding, bounds that LLVM knows save more than this instruction.
             if reach < limit or limit % reach or not layout.is_padded:
-                value = ops.remainder_unsigned(value, digit.size)
+                value = ops.remainder_unsigned(value, size)
             value = ops.multiply(value, weight)
             total = value if total is None else ops.add(total, value)
         assert total is not None

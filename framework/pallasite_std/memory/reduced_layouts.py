@@ -27,7 +27,7 @@ _ACROSS_WARPS = 12
 _GUARD = 5
 """Instructions for accesses that only some threads make, beside these."""
 
-_FEW = 64
+_FEW = 32
 """Words that lanes exchange before another layout is looked for."""
 
 _FEWEST = 4

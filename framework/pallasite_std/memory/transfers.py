@@ -27,6 +27,7 @@ from pallasite_std.memory.padding import (
     consecutive_threads,
     guarded_groups,
     holds_element,
+    leading_threads,
     load_where,
     where_elements,
 )
@@ -60,19 +61,20 @@ def thread_offset(launch: LaunchContext, plan: AccessPlan) -> ir.Value:
 
     def build() -> ir.Value:
         total: ir.Value | None = None
+        each = [(t.owner, t.divisor, t.modulus, t.stride) for t in plan.thread_terms]
         if any(access.guards for access in plan.everything) and kind == ops.i32():
-            each = [(t.owner, t.divisor, t.modulus, t.stride) for t in plan.thread_terms]
             total = consecutive_threads(launch, each)
             if total is not None:
                 return total
+            total, each = leading_threads(launch, each)
         lane, warp = launch.lane_id, launch.warp_id
-        for term in plan.thread_terms:
-            index = lane if term.owner is Owner.LANE else warp
-            limit = LANES if term.owner is Owner.LANE else WARPS
-            value = ops.divide_unsigned(index, term.divisor)
-            if term.divisor * term.modulus < limit or limit % (term.divisor * term.modulus):
-                value = ops.remainder_unsigned(value, term.modulus)
-            value = ops.multiply(ops.cast_integer(value, kind), term.stride)
+        for owner, divisor, modulus, stride in each:
+            index = lane if owner is Owner.LANE else warp
+            limit = LANES if owner is Owner.LANE else WARPS
+            value = ops.divide_unsigned(index, divisor)
+            if divisor * modulus < limit or limit % (divisor * modulus):
+                value = ops.remainder_unsigned(value, modulus)
+            value = ops.multiply(ops.cast_integer(value, kind), stride)
             total = value if total is None else ops.add(total, value)
         return ops.i32_constant(0) if total is None else total
 
@@ -95,9 +97,12 @@ def access_addresses(
     condition does not hold, of an access of the first thread."""
     element = types.memory_type(reference.dtype)
     thread = thread_offset(launch, plan)
-    if condition is not None:
-        thread = ops.arith.select(condition, thread, ops.constant(0, thread.type))
     bits = reference.element_bits
+    # In a kernel of one block, which most of the time waits for memory, code is what matters.
+    plain = plan.swizzle == 16 and bits >= 8 and launch.geometry.blocks == 1
+    plain = plain and reference.dynamic_offset() is None
+    if condition is not None and not plain:
+        thread = ops.arith.select(condition, thread, ops.constant(0, thread.type))
     if plan.swizzle == 16:
         offset = ops.cast_integer(thread, reference.index_type, signed=False)
         dynamic = reference.dynamic_offset()
@@ -108,6 +113,8 @@ def access_addresses(
             start = reference.byte_offset(reference.offset)
             return lambda access: ops.byte_pointer(base, start + access.offset * bits // 8)
         base = ops.element_pointer(reference.pointer, offset, element)
+        if condition is not None and plain:
+            base = ops.arith.select(condition, base, reference.pointer)
         return lambda access: ops.element_pointer(base, reference.offset + access.offset, element)
     atom = reference.layout.atom_bytes
     if reference.offset_alignment % atom == 0 and plan.swizzle_separable:

@@ -43,23 +43,36 @@ def load_slices(jaxpr: Any, context: Any) -> Any:
         and uses[v] == reads[v]
     }
     planned = spec.params.semantics.extends(Semantics.WARPGROUP)
+    slices: Counter[Any] = Counter()
+    sliced: Counter[Any] = Counter()  # How many elements these have.
+    for one in jaxpr.eqns:
+        if one.primitive is _jax.slice_p:
+            slices[one.invars[0]] += 1
+            sliced[one.invars[0]] += math.prod(one.outvars[0].aval.shape)
     loads: dict[Any, Any] = {}
+    seen: dict[Any, Any] = {}
     equations = []
     changed = False
     for equation in jaxpr.eqns:
         new = equation
         if equation.primitive is _jax.get_p and equation.invars[0] in kept and is_whole(equation):
-            loads[equation.outvars[0]] = equation
+            loads[equation.outvars[0]] = seen[equation.outvars[0]] = equation
         elif equation.primitive is _jax.slice_p:
             load = loads.get(equation.invars[0])
-            several = load is not None and uses[equation.invars[0]] > 1
-            if several and _is_worth_it(equation, planned):
+            whole = equation.invars[0]
+            several = load is not None and uses[whole] > 1
+            parts = slices[whole] == uses[whole] and sliced[whole] <= math.prod(whole.aval.shape)
+            if several and _is_worth_it(equation, planned, parts):
                 new = _loaded(load, equation)
                 changed = True
         elif any(not _is_plain(effect) for effect in equation.effects):
             loads.clear()  # What is in memory may be others' from here on.
         equations.append(new)
-    return jaxpr.replace(eqns=equations) if changed else None
+    if not changed:
+        return None
+    used = {v for one in equations for v in one.invars if not isinstance(v, _jax.Literal)}
+    gone = {id(load) for variable, load in seen.items() if variable not in used}
+    return jaxpr.replace(eqns=[one for one in equations if id(one) not in gone])
 
 
 def _is_plain(effect: Any) -> bool:
@@ -83,7 +96,8 @@ def _is_renamed(equation: Any) -> bool:
     return cut == [len(whole) - 1] and whole[-1] <= SHORT and many
 
 
-def _is_worth_it(equation: Any, planned: bool) -> bool:
+def _is_worth_it(equation: Any, planned: bool, parts: bool) -> bool:
+    """Whether to load a slice; ``parts``: nothing else of the array is used, nothing twice."""
     whole, part = equation.invars[0].aval, equation.outvars[0].aval
     bits = 8 if types.is_bool(whole.dtype) else types.bit_width(whole.dtype)
     size: int = math.prod(part.shape)
@@ -91,9 +105,9 @@ def _is_worth_it(equation: Any, planned: bool) -> bool:
         return False
     if math.prod(whole.shape) * bits // 8 > USUAL:
         return True  # It cannot go through shared memory.
-    if _SHARE * size > math.prod(whole.shape):
+    if _is_renamed(equation):
         return False
-    if _is_renamed(equation) or (planned and _is_flat(equation)):
+    if not parts and (_SHARE * size > math.prod(whole.shape) or (planned and _is_flat(equation))):
         return False
     few: bool = _accesses(equation, bits) <= max(_FEW, 2 * -(-size * bits // (128 * _THREADS)))
     return few

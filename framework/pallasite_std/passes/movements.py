@@ -40,6 +40,9 @@ _UNIT = 64
 _FEW = 4 * 128
 """Elements, at most, that are transposed without shared memory."""
 
+_SHORT = 32
+"""Elements of a row, at most, of which quotients say where they are from."""
+
 _CONFLICTS = 4
 """Accesses of a warp to one bank, at most, when arrays are transposed."""
 
@@ -332,9 +335,15 @@ def _movement(value: _Value) -> Movement | None:
     return View(value.offset, tuple(extents))
 
 
-def _joined(parts: Sequence[_Value | None], equation: Any) -> _Joined | None:
+def _joined(parts: Sequence[_Value | None], equation: Any) -> _Value | None:
     """Arrays one beside the other, of which each is made of evenly spaced rows."""
     dimension = equation.params["dimension"]
+    first, whole = parts[0], equation.outvars[0].aval.shape
+    short = math.prod(whole[dimension:]) <= _SHORT < math.prod(whole)
+    if short and isinstance(first, _Array) and not first.flat and len(set(parts)) == 1:
+        dims = list(first.layout.dims)
+        dims[dimension] = (Extent(len(parts), 0), *dims[dimension])
+        return dataclasses.replace(first, layout=first.layout.with_dims(dims))
     shape = equation.outvars[0].aval.shape
     count = math.prod(shape[:dimension])
     references: list[Any] = []

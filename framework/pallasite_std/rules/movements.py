@@ -173,6 +173,9 @@ def _copy(
         text, constraints = f"[$0+{known}], [$1+{known}], {_COPIED}", "r,l"
         if not whole:
             left = ops.arith.subi(ops.i32_constant(size - known), place)
+            if size % _COPIED == 0:
+                there = ops.compare("sgt", left, 0)
+                left = ops.arith.select(there, ops.i32_constant(_COPIED), ops.i32_constant(0))
             left = ops.arith.minsi(left, ops.i32_constant(_COPIED))
             if size <= _UNROLLED * _ROUND:
                 left = ops.arith.maxsi(left, ops.i32_constant(0))

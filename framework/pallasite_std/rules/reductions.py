@@ -74,7 +74,16 @@ def shuffle(value: ir.Value, mode: str, amount: ir.Value | int) -> ir.Value:
         return ops.bitcast(move(ops.bitcast(value, ops.i32())), value.type)
     words = ops.bitcast(value, ir.VectorType.get((bits // 32,), ops.i32()))
     moved = [move(ops.extract(words, i)) for i in range(bits // 32)]
+    if bits // ops.vector_length(value) == 64:
+        # LLVM would widen both words, shift one and join them.
+        moved = [_joined(*moved[i : i + 2]) for i in range(0, len(moved), 2)]
     return ops.bitcast(ops.from_elements(moved), value.type)
+
+
+def _joined(low: ir.Value, high: ir.Value) -> ir.Value:
+    """An i64 of two words."""
+    text = "mov.b64 $0, {$1, $2};"
+    return ops.inline_assembly(text, "=l,r,r", low, high, results=[ops.i64()], side_effects=False)
 
 
 def neutral_element(name: str, dtype: np.dtype[Any]) -> Any:
@@ -467,10 +476,15 @@ def _widened(value: ir.Value, dtype: np.dtype[Any]) -> ir.Value | None:
     """Bytes as halves of words, two by one instruction; None of an odd number of bytes."""
     if dtype not in (np.int8, np.uint8) or ops.vector_length(value) % 2:
         return None
+    half = ir.IntegerType.get_signless(16)
+    if not isinstance(value.owner, ir.Block) and value.owner.name == "vector.from_elements":
+        # What was loaded byte by byte is so wide anyway.
+        signed = dtype == np.int8
+        parts = [ops.cast_integer(one, half, signed=signed) for one in value.owner.operands]
+        return ops.from_elements(parts)
     count = ops.vector_length(value)
     # Bytes 0 to 3, each followed by 0 or by its sign (PTX ISA 9.7.10.5, prmt).
     selectors = [0x9180, 0xB3A2] if dtype == np.int8 else [0x4140, 0x4342]
-    half = ir.IntegerType.get_signless(16)
     if count % 4:
         selectors = selectors[:1]
         halves = ops.bitcast(value, ir.VectorType.get((count // 2,), half))
