@@ -119,9 +119,8 @@ def listed(sizes: Sizes) -> list[DirectConfig]:
     some = random.Random(str(sizes)).sample(near, min(SAMPLED, len(near)))
     kinds = [next((one for one in near if one.swap == swap), ordered[0]) for swap in (True, False)]
     alone = [one for one in near if one.warpgroups == one.split_k == 1]
-    at_once = sorted(direct_choice.at_once_candidates(sizes), key=estimate)
-    also = [dataclasses.replace(one, at_once=True) for one in alone[:1]]
-    return list(dict.fromkeys([*ordered[:2], *kinds, *some, *alone[:1], *at_once[:3], *also]))
+    other = [dataclasses.replace(one, at_once=not one.at_once) for one in alone[:1]]
+    return list(dict.fromkeys([*ordered[:2], *kinds, *some, *alone[:1], *other]))
 
 
 def listed_few_rows(sizes: Sizes) -> list[FewRowsConfig]:

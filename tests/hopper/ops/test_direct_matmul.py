@@ -83,6 +83,7 @@ SWAP = functools.partial(Config, swap=True)
         (problem(65, 5, 133, FLOAT8, tb=True), Config()),
         (problem(5, 66, 37, np.dtype(np.float32), tb=True), SWAP()),
         (problem(5, 66, 35, INT8, tb=True), SWAP()),
+        (problem(5, 66, 135, INT8, tb=True), SWAP(at_once=True)),
     ],
     ids=str,
 )

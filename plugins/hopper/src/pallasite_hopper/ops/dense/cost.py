@@ -234,8 +234,8 @@ H200 = Rates(
     xla_few=32,
     xla_short=1000,
     xla_long=1500,
-    xla_vector=890.0,
-    xla_vector_fill=4.83,
+    xla_vector=1350.0,
+    xla_vector_fill=3.7,
     xla_vector_memory=3790.0,
     xla_vector_most=4096,
     xla_vector_divided=3300.0,
@@ -250,7 +250,7 @@ With extents not divisible by 8 (jax 0.11.2): ``pad`` and ``copy`` to the times 
 shapes (``benchmarks/unaligned.py``), ``stored`` to those of one large one, ``stored_elements`` of
 another (which was stored by words then); from ``xla`` on, but for the epilogue and for one row, to
 XLA's times of 253, of which those of 108 that take less than 15 us are 14 % off and all are 17 %;
-``xla_vector`` and what follows to those of five that have one row, and two more whose row is
+``xla_vector`` and what follows to those of 18 that have one row, and two more whose row is
 divided."""
 
 H200_CHOICE = dataclasses.replace(

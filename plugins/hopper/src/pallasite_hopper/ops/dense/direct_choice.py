@@ -21,8 +21,15 @@ _OTHER_REGISTERS = 32
 
 _MOST_COLUMNS = 128
 
-_AT_ONCE = 5
-"""Steps along k that a warpgroup may ask for before it multiplies."""
+_AT_ONCE = 2
+"""Steps along k that a warpgroup may ask for before it multiplies; with more it takes longer than
+estimated (measured on an H200, as is what follows)."""
+
+_MOST_AT_ONCE = 64
+"""Columns that it then has registers for."""
+
+_BESIDE = 32
+"""Columns up to which lanes of a tile that is not transposed do well to write what they have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +124,9 @@ def _candidates(sizes: Sizes) -> Iterator[DirectConfig]:
                 config = DirectConfig(
                     columns=columns, warpgroups=warpgroups, split_k=split, swap=swap
                 )
+                config = dataclasses.replace(config, at_once=_writes_at_once(config))
                 yield from _with_stages(config, sizes, max(2, -(-steps // units)))
+    yield from at_once_candidates(sizes)
 
 
 def at_once_candidates(sizes: Sizes) -> Iterator[DirectConfig]:
@@ -132,11 +141,21 @@ def at_once_candidates(sizes: Sizes) -> Iterator[DirectConfig]:
         for columns in _columns(right, along_k=along_k):
             for ahead in range(1, steps + 1):
                 config = DirectConfig(
-                    columns=columns, warpgroups=1, swap=swap, ahead=ahead, stages=steps + 1,
+                    columns=columns,
+                    warpgroups=1,
+                    swap=swap,
+                    ahead=ahead,
+                    stages=steps + 1,
                     at_once=True,
-                )  # fmt: skip
-                if _fits(config, sizes):
+                )
+                if columns <= _MOST_AT_ONCE and _writes_at_once(config) and _fits(config, sizes):
                     yield config
+
+
+def _writes_at_once(config: DirectConfig) -> bool:
+    """Whether lanes that have all sums of a tile need not send them through shared memory."""
+    alone = config.warpgroups == config.split_k == 1
+    return alone and (config.swap or config.columns <= _BESIDE)
 
 
 def _with_stages(config: DirectConfig, sizes: Sizes, most: int) -> Iterator[DirectConfig]:
