@@ -90,6 +90,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "as chosen": (),
     "forward not pipelined": (
         (norm_kernels, "_pipelined", _never),
+        (norm_kernels, "_by_columns", _never),
         (quantize, "suits_pipeline", _never),
     ),
     "no tiles": (
@@ -140,33 +141,6 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "rows within vectors not pipelined": ((norm_kernels, "PIPELINED", False),),
     "layer norms pipelined by columns": (
         (norm_kernels, "suits_pipeline", _always),
-        (pipelines, "FORWARD_BY_COLUMNS", True),
-    ),
-    "ends cleared": ((pipelines, "CLEARED", True),),
-    "ends cleared, results through shared memory": (
-        (pipelines, "CLEARED", True),
-        (pipelines, "THROUGH", True),
-    ),
-    "all pipelined, ends cleared, results through shared memory": (
-        (norm_kernels, "suits_pipeline", _always),
-        (norm_kernels, "suits_shared", _never),
-        (pipelines, "CLEARED", True),
-        (pipelines, "THROUGH", True),
-    ),
-    "pipelined evenly": (
-        (norm_kernels, "suits_pipeline", _always),
-        (pipelines, "EVEN", True),
-    ),
-    "pipelined evenly, ends cleared, results through shared memory": (
-        (norm_kernels, "suits_pipeline", _always),
-        (norm_kernels, "suits_shared", _never),
-        (pipelines, "EVEN", True),
-        (pipelines, "CLEARED", True),
-        (pipelines, "THROUGH", True),
-    ),
-    "pipelined evenly by columns": (
-        (norm_kernels, "suits_pipeline", _always),
-        (pipelines, "EVEN", True),
         (pipelines, "FORWARD_BY_COLUMNS", True),
     ),
     "long rows pipelined": (

@@ -147,8 +147,8 @@ def test_forward_of_rows_within_vectors(
     monkeypatch.setattr(norms, "machine", lambda: machine)
     found = []
 
-    def recorded(*arguments):
-        found.append(gradient_pipeline(*arguments))
+    def recorded(*arguments, **options):
+        found.append(gradient_pipeline(*arguments, **options))
         return found[-1]
 
     monkeypatch.setattr(pipelines, "gradient_pipeline", recorded)
@@ -232,21 +232,17 @@ def test_wide_weights_of_rows_within_vectors_fit():
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "residual", "through"),
+    ("rows", "columns", "residual"),
     [
-        (131, 3081, True, False),  # Samples of both matrices are read a step before.
-        (131, 3081, False, True),
-        (131, 9777, False, True),  # One row at a time, the last warpgroup's end is another row's.
+        (131, 3081, True),  # Samples of both matrices are read a step before.
+        (131, 9777, False),  # One row at a time, the last warpgroup's end is another row's.
+        (131, 5001, False),  # By columns.
     ],
 )
-def test_moments_at_once(rows, columns, residual, through, monkeypatch):
-    """Rows beside each other are kept apart by what takes their place in shared memory, or by
-    masks; what is stored by copies does not touch them."""
+def test_moments_at_once(rows, columns, residual, monkeypatch):
     monkeypatch.setattr(norms, "machine", lambda: (1, SHARED_MEMORY))
     monkeypatch.setattr(norm_kernels, "tiled_row_kernel", lambda *arguments: None)
     monkeypatch.setattr(norm_kernels, "suits_pipeline", lambda *arguments: True)
-    monkeypatch.setattr(pipelines, "CLEARED", through)
-    monkeypatch.setattr(pipelines, "THROUGH", through)
     norm_kernels.forward.cache_clear()
     value, exact = norm_and_reference(
         rows, columns, BF16, centered=True, residual=residual, quantize=None

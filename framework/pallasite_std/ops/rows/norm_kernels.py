@@ -155,9 +155,13 @@ def forward(
             return chunk.load(x if residual is None else summed)
 
         def sampled(block: Rows) -> Any:
-            given = [block.samples(ref) for ref in (x, residual) if ref is not None]
-            some = [one for one in given if one is not None]
-            return _pivot(some, dtype) if len(some) == len(given) else None
+            """About the mean of a row, from a few elements."""
+            some = block.samples(x)
+            others = block.samples(residual) if residual is not None else None
+            if some is not None and others is not None:
+                both = zip(some, others, strict=True)
+                some = [(a + b).astype(dtype).astype(jnp.float32) for a, b in both]
+            return None if some is None else sum(some) / len(some)
 
         mean = squares = None
         # Without a bias the largest magnitude is known but for a factor before the norm is.
@@ -257,19 +261,12 @@ def forward(
         )  # fmt: skip
         if kernel is not None:
             return kernel
-    if _pipelined(norm, tiling, matrices):
-        at_once = _at_once(norm, dtype)
-        # What is beside a row is to be neutral in the one reduction that there is before maxima.
-        simple = at_once or not (norm.centered or norm.bias)
-
-        def clear(samples: list[list[Any]]) -> list[Any]:
-            zero = jnp.float32(0.0)
-            return [_pivot(samples, dtype) if at_once else zero, *[zero] * norm.residual]
-
+    by_columns = _by_columns(norm, columns, matrices)
+    if by_columns or _pipelined(norm, tiling, matrices):
         kernel = row_pipeline(
             body, rows, columns, matrices, reductions, out_types, norm.name, blocks,
             shared_memory, vectors, norm.weight_size * len(vectors),
-            norm.weight_size > size_of(dtype), params, at_once, clear if simple else None,
+            norm.weight_size > size_of(dtype), params, _at_once(norm, dtype), by_columns,
         )  # fmt: skip
         if kernel is not None:
             return kernel
@@ -318,33 +315,40 @@ columns on an H200; of rows in registers 0.95 to 1.06."""
 def _pipelined(norm: Norm, tiling: RowTiling, matrices: list[np.dtype[Any]]) -> bool:
     """Whether the forward is pipelined: rows that registers do not hold, up to a length.
 
-    RMSNorms of 16 bits whose rows begin within vectors are, too: 2683 to 8111 columns took 0.92 to
-    1.01 of the time on an H200, with a residual 0.94 to 1.02, and 28001 and 41003 columns 0.81 and
-    0.79.
+    RMSNorms of 16 bits whose rows begin within vectors are, too: of 2683 to 3745 and 8111 columns
+    they took 0.92 to 0.95 of the time on an H200, with a residual 0.95 to 1.00, and of 28001 to
+    41003 columns 0.79 to 0.92; of 5519 and 6373 columns 1.01 to 1.05.
     """
     if suits_pipeline(tiling, matrices):
         return True
     within = tiling.columns * size_of(matrices[0]) % VECTOR_BYTES > 0
     simple = not norm.centered and norm.quantized is None and max(map(size_of, matrices)) == 2
-    return PIPELINED and simple and within and (tiling.resident or norm.residual)
+    middle = tiling.columns in _MIDDLE
+    return PIPELINED and simple and within and not middle and (tiling.resident or norm.residual)
 
+
+def _by_columns(norm: Norm, columns: int, matrices: list[np.dtype[Any]]) -> bool:
+    """Whether warpgroups share columns, not vectors, of the rows of a layer norm.
+
+    That took 0.82 and 0.93 of the time of rows in registers with 5519 and 6373 columns of 16 bits
+    on an H200, 0.96 to 1.10 with 2683 to 3745 and 8111.
+    """
+    narrow = len(matrices) == 1 and size_of(matrices[0]) == 2 and norm.weight_size <= 2
+    within = columns * size_of(matrices[0]) % VECTOR_BYTES > 0
+    plain = norm.centered and norm.quantized is None
+    return PIPELINED and plain and narrow and within and columns in _MIDDLE
+
+
+_MIDDLE = range(4608, 7168)
+"""Columns of rows of which registers, or the pipelines of two blocks, hold few."""
 
 PIPELINED = True
-"""Whether registers that hold rows, which begin within vectors, are not enough for an RMSNorm."""
+"""Whether norms are pipelined although registers would hold rows that begin within vectors."""
 
 
 def _at_once(norm: Norm, dtype: np.dtype[Any]) -> bool:
     """Whether a layer norm reduces once for mean and variance, where elements are at hand."""
     return AT_ONCE and norm.centered and norm.quantized is None and size_of(dtype) < 4
-
-
-def _pivot(samples: list[list[Any]], dtype: np.dtype[Any]) -> Any:
-    """About the mean of a row, or of the sum of two, as a number of a dtype, from some elements."""
-    some = samples[0]
-    if len(samples) > 1:
-        both = zip(*samples, strict=True)
-        some = [(a + b).astype(dtype).astype(jnp.float32) for a, b in both]
-    return (sum(some) / len(some)).astype(dtype).astype(jnp.float32)
 
 
 def _apart(value: Any, pivot: Any) -> tuple[Any, Any]:

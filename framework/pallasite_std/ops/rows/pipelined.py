@@ -157,21 +157,14 @@ class _UnalignedChunk(Chunk):
 
     Attributes:
       inside: which elements are the row's.
-      result: where in shared memory the elements of the only result are to be, if they are.
     """
 
-    def __init__(
-        self, rows: Rows, position: Any, width: int, inside: Any, result: Any = None
-    ) -> None:
+    def __init__(self, rows: Rows, position: Any, width: int, inside: Any) -> None:
         super().__init__(rows, position, width, kept=rows.resident.keeps)
         self.inside = inside
-        self.result = result
 
     def store(self, ref: Any, value: Any) -> None:
-        """See the base class; to a flattened matrix, or to where its elements are to be."""
-        if self.result is not None:
-            self.result[...] = value.astype(ref.dtype)
-            return
+        """See the base class; to a flattened matrix."""
         place = ref.at[pl.ds(self.first, self.width)]
         pltriton.store(place, value.astype(ref.dtype), mask=self.inside)
 
@@ -231,8 +224,6 @@ def pipelined_row_kernel(
     of_rows: Sequence[int] = (),
     params: Any = None,
     samples: bool = False,
-    clear: Callable[[list[list[Any]]], Sequence[Any]] | None = None,
-    through: bool = False,
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """A kernel whose blocks, or clusters, go over many rows each.
 
@@ -254,11 +245,6 @@ def pipelined_row_kernel(
       of_rows: of those with an element for each row, which is read early.
       params: ``CompilerParams``.
       samples: whether the body asks for :meth:`.kernel.Rows.samples`.
-      clear: what takes the place of other rows' elements beside a row in shared memory, float32 for
-        each matrix, and adds nothing to what is reduced; by the samples of the matrices, if any.
-        Without it each element is masked.
-      through: whether the result takes the place of the operand in shared memory, from where whole
-        vectors are copied, if rows are masked and there is one matrix of each of one dtype.
     """
     depth, stages, threads = len(reductions), pipeline.stages, pipeline.threads
     blocks, parts, columns = pipeline.blocks, pipeline.parts, pipeline.columns
@@ -273,11 +259,6 @@ def pipelined_row_kernel(
     slots = 2 if blocks == 1 else 2 * pipeline.interval + depth
     assert stages >= depth + 2 and units >= groups * depth
     assert groups % pipeline.period == 0
-    matrices = [number for number, one in enumerate(out_types) if len(one.shape) == 2]
-    through = through and masked and not sums and len(dtypes) == len(matrices) == 1
-    through = through and out_types[matrices[0]].dtype == dtypes[0]
-    # Results of so many turns are on their way to memory when a stage is fetched anew.
-    lag = int(through and stages > depth + 2)
 
     def over_rows(*refs: Any, **scratch: Any) -> None:
         own = lax.axis_index("part") if threads > 1 else 0
@@ -388,30 +369,6 @@ def pipelined_row_kernel(
 
                 pl.when(row_of(step, number) == rows - 1)(add)
 
-        def column_is_inside(begin: int, count: int) -> Any:
-            """Which of some elements of this warpgroup's part are the row's."""
-            column = lax.broadcasted_iota(jnp.int32, (count,), 0) + (first - shift + begin)
-            return lax.bitcast_convert_type(column, jnp.uint32) < np.uint32(columns)
-
-        def clear_ends(step: Any, values: list[list[Any]]) -> None:
-            """Replaces what is beside the rows of a step in this warpgroup's part of them."""
-            assert clear is not None
-
-            def window(begin: int, count: int) -> None:
-                there = column_is_inside(begin, count)
-                for number in range(together):
-                    read = values[number][len(of_rows) :]
-                    by_matrix = [read[n : n + SAMPLES] for n in range(0, len(read), SAMPLES)]
-                    for place, one in zip(places(step, number), clear(by_matrix), strict=True):
-                        some = place.at[pl.ds(begin, count)]
-                        some[...] = jnp.where(there, some[...], one.astype(some.dtype))
-                plgpu.commit_smem()
-
-            if isinstance(first, int):
-                window(width - 2 * vector, 2 * vector)
-            if parts == 1 or not isinstance(first, int):
-                pl.when(thread == 0)(lambda: window(0, vector))
-
         def early(step: Any) -> list[list[Any]]:
             step = lax.min(step, steps - 1)
             rows_there = [row_of(step, number) for number in range(together)]
@@ -439,8 +396,7 @@ def pipelined_row_kernel(
                 for one, ref in enumerate(refs[: len(dtypes) if samples else 0])
             }
             if masked:
-                to = places(flight.step, number)[0].at[pl.ds(0, width)] if through else None
-                block.resident = _UnalignedChunk(block, position(row), width, inside, to)
+                block.resident = _UnalignedChunk(block, position(row), width, inside)
             elif flat:
                 block.resident = _FlatChunk(block, first, width, row * columns + first)
             else:
@@ -455,40 +411,12 @@ def pipelined_row_kernel(
                 asked = work.send(known)
             values, kinds, _ = asked
             arrays = values(block.resident)
-            if inside is not None and clear is None:
+            if inside is not None:
                 arrays = [
                     jnp.where(inside, one, NEUTRAL[kind])
                     for kind, one in zip(kinds, arrays, strict=True)
                 ]
             return list(zip(kinds, arrays, strict=True))
-
-        def write(step: Any, number: int, result: Any) -> None:
-            """Copies results to memory, whole vectors of the row at once."""
-            place, begin = places(step, number)[0], position(row_of(step, number))
-
-            def copy(start: int, stop: int) -> None:
-                window = pl.ds(pl.multiple_of(begin + start, vector), stop - start)
-                plgpu.copy_smem_to_gmem(place.at[pl.ds(start, stop - start)], result.at[window])
-
-            def ends(start: int, count: int) -> None:
-                there = column_is_inside(start, count)
-                window = pl.ds(pl.multiple_of(begin + start, vector), count)
-                pltriton.store(result.at[window], place[pl.ds(start, count)], mask=there)
-
-            plgpu.commit_smem()
-            stop = width
-            if isinstance(first, int):
-                stop = width - 2 * vector
-                ends(stop, 2 * vector)
-            if parts == 1:
-                copy(vector, stop)
-                ends(0, vector)
-            elif isinstance(first, int):
-                copy(0, stop)
-            else:
-                pl.when(thread > 0)(lambda: copy(0, stop))
-                pl.when(thread == 0)(lambda: copy(vector, stop))
-                pl.when(thread == 0)(lambda: ends(0, vector))
 
         def complete(flight: _Flight, number: int, so_far: list[Any]) -> list[Any]:
             block, work = start(flight, number)
@@ -514,8 +442,6 @@ def pipelined_row_kernel(
                 # Lanes of its two turns differ, as one is known to begin at whole words.
                 apart = number and rows % together and flat and not masked
                 pl.when(exists(flight.step, number))(store) if apart else store()
-            if through:
-                write(flight.step, number, refs[len(refs) - len(out_types) + matrices[0]])
             return so_far
 
         def send(turn: Any, given: Sequence[tuple[str, Any]]) -> None:
@@ -568,8 +494,6 @@ def pipelined_row_kernel(
                         known.append(tuple(results.pop(0) for _ in range(count)))
             if following is not None:
                 await_rows(number)
-                if masked and clear is not None:
-                    clear_ends(number, following)
                 flying.append(_Flight(number, following, [[] for _ in range(together)]))
                 following = early(number + 1)
             waiting = [one for one in flying if one.turns < depth]
@@ -598,10 +522,7 @@ def pipelined_row_kernel(
                     plgpu.barrier_arrive(buffers["seen"])
 
                 pl.when(lax.rem(step, pipeline.interval) == 0)(read_until_now)
-            if through:
-                plgpu.wait_smem_to_gmem(lag * together, wait_read_only=True)
-            following_step = step + stages - 1 - lag
-            pl.when(following_step < steps)(lambda: fetch(following_step))
+            pl.when(step + stages - 1 < steps)(lambda: fetch(step + stages - 1))
             flying = flights(step, values, known)
             return packed_state(*turn(step + depth, flying, list(so_far), following))
 
@@ -609,7 +530,7 @@ def pipelined_row_kernel(
             values, known = [one.values for one in flying], [one.known for one in flying]
             return tuple(so_far), values, known, following
 
-        ahead = lax.min(steps, stages - 1 - lag)
+        ahead = lax.min(steps, stages - 1)
         lax.fori_loop(0, ahead, lambda step, _: fetch(step), None)
         flying: list[_Flight] = []
         so_far = [jnp.zeros((width,), jnp.float32)] * sums
@@ -623,8 +544,6 @@ def pipelined_row_kernel(
             flying, so_far, _ = turn(steps + number, flying, so_far, None)
         if sums:
             finish(first, group, tuple(so_far), *refs)
-        if through:
-            plgpu.wait_smem_to_gmem(0)
 
     count = len(out_types) - sums
     flattened = [

@@ -48,20 +48,6 @@ are sums over rows."""
 FORWARD_BY_COLUMNS = False
 """The same where there are none."""
 
-EVEN = False
-"""Whether two blocks of four warpgroups each share rows that begin within vectors, and none holds
-vectors in registers, where there are no sums over rows."""
-
-_EVEN_ELEMENTS = 20
-"""Elements of a lane up to which that is so."""
-
-CLEARED = False
-"""Whether elements of other rows beside a row are replaced in shared memory, where there are no
-sums over rows, rather than masked wherever a row is reduced."""
-
-THROUGH = False
-"""Whether results of such rows leave through shared memory."""
-
 MORE_BY_COLUMNS = True
 """Whether twice as many blocks share the columns of rows where fewer have no room for that."""
 
@@ -124,6 +110,7 @@ def gradient_pipeline(
     depth: int = 1,
     wide: bool = False,
     few: bool = False,
+    forward_by_columns: bool = False,
 ) -> Pipeline | None:
     """How rows are shared, or None if the other kernels are faster or have to do.
 
@@ -139,9 +126,11 @@ def gradient_pipeline(
       depth: reductions of a row that follow one another.
       wide: whether operands with an element for each column have wider ones than matrices.
       few: whether blocks may have few rows each: other kernels read rows twice.
+      forward_by_columns: whether warpgroups share columns if there are no sums.
     """
     given = rows, columns, dtypes, vectors, sums, multiprocessors, shared_memory, depth, wide
-    by_columns = BY_COLUMNS and not wide
+    wanted = BY_COLUMNS if sums else forward_by_columns or FORWARD_BY_COLUMNS
+    by_columns = wanted and not wide
 
     def many(one: Pipeline) -> bool:
         return rows >= _STEPS * one.together * one.groups(multiprocessors)
@@ -185,7 +174,7 @@ def _of_blocks(
     sizes = [size_of(dtype) for dtype in dtypes]
     vector = VECTOR_BYTES // min(sizes)
     # With several sums over wide parts of rows, there is no room for what lanes exchange.
-    enough = FORWARD_BY_COLUMNS if not sums else sums == 1 or columns <= 12 * 1024 * blocks
+    enough = sums < 2 or columns <= 12 * 1024 * blocks
     by_columns = by_columns and enough
     shape = Pipeline(1, 1, columns, 1, 1, 1, vector=vector, by_columns=by_columns)
     by_columns = by_columns and shape.unaligned
@@ -217,10 +206,6 @@ def _of_blocks(
     elif width <= 12 * 1024 or not sums:
         threads = max(threads, -(-width // ((16 if sums else 32) * LANES)))
         held = 7 * 1024 < width <= 8 * 1024
-    narrow = columns <= 4 * _EVEN_ELEMENTS * LANES
-    if EVEN and not sums and shape.unaligned and blocks == 1 and narrow:
-        held, threads, resident = False, 4, 2
-        together = 2 if width_bytes <= 8 * 1024 else 1
     unit = LANES if by_columns else vector
     chunk = -(-columns // (threads * blocks * unit)) * unit
     of_stage = (chunk + by_columns * vector) * threads * together * sum(sizes)
@@ -286,21 +271,21 @@ def row_pipeline(
     wide: bool = False,
     params: Any = None,
     samples: bool = False,
-    clear: Callable[[list[list[Any]]], Sequence[Any]] | None = None,
+    by_columns: bool = False,
 ) -> Callable[..., tuple[jax.Array, ...]] | None:
     """A kernel without sums over rows, or None if it cannot be.
 
     Args:
-      body, rows, reductions, out_types, name, vectors, samples, clear: of
-        :func:`.pipelined_row_kernel`.
+      body, rows, reductions, out_types, name, vectors, samples: of :func:`.pipelined_row_kernel`.
       columns: of the matrices.
       dtypes: of the matrices that are read, the first operands.
       multiprocessors, shared_memory, vector_bytes, wide: of :func:`gradient_pipeline`.
       params: ``CompilerParams``.
+      by_columns: whether warpgroups share columns of rows that begin within vectors.
     """
     pipeline = gradient_pipeline(
         rows, columns, dtypes, vector_bytes, 0, multiprocessors, shared_memory, len(reductions),
-        wide,
+        wide, forward_by_columns=by_columns,
     )  # fmt: skip
     if pipeline is None:
         return None
@@ -308,6 +293,5 @@ def row_pipeline(
     groups = pipeline.groups(multiprocessors, rows)
     return pipelined_row_kernel(
         body, no_sums, rows, pipeline, groups, dtypes, reductions, 0, out_types, name, vectors,
-        params=params, samples=samples, clear=clear if CLEARED else None,
-        through=THROUGH,
+        params=params, samples=samples,
     )  # fmt: skip
