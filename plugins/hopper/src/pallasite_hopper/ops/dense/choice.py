@@ -40,6 +40,8 @@ class _Least:
       flat: tiles of 64 rows where there are several along the rows, but for the transposed GEMM.
       rows: tiles of 128 rows where several rounds of tiles read a large operand once.
       filling: tiles of the transposed GEMM of other columns, whose number fills a round.
+      halves: the same with the sign turned, of tiles of 128 rows whose two columns are one round:
+        of two blocks that read the same rows the first one brings them for the other.
     """
 
     rates: Rates
@@ -54,15 +56,16 @@ class _Least:
     flat: float
     rows: float
     filling: float
+    halves: float
 
 
 _OF_16_BITS = _Least(
     rates=H200_CHOICE, columns=0.02, parts=0.03, split=0.08, turns=0.0, other_turns=0.03, size=0.05,
-    few_elements=0.03, clusters=0.03, flat=0.05, rows=0.02, filling=0.01,
+    few_elements=0.03, clusters=0.03, flat=0.05, rows=0.02, filling=0.01, halves=0.06,
 )  # fmt: skip
 _OF_OTHERS = _Least(
     rates=H200, columns=0.03, parts=0.02, split=0.05, turns=0.01, other_turns=0.04, size=0.03,
-    few_elements=0.01, clusters=0.0, flat=0.05, rows=0.02, filling=0.02,
+    few_elements=0.01, clusters=0.0, flat=0.05, rows=0.02, filling=0.02, halves=0.0,
 )  # fmt: skip
 _DIVIDED = 6
 """So many of the best are considered with another configuration for the rest."""
@@ -185,7 +188,16 @@ def _rank(sizes: Sizes, config: MatmulConfig) -> float:
         gain += least.few_elements * many
     gain += least.clusters * (many and config.cluster > 1)
     gain += least.flat * (config.tile_m == 64 and not config.swap and sizes.m > 128)
+    gain -= least.halves * _halves_columns(config, sizes)
     return nanoseconds(config, sizes, least.rates) * (1 + gain)
+
+
+def _halves_columns(config: MatmulConfig, sizes: Sizes) -> bool:
+    """Whether tiles of 128 rows of the transposed GEMM are two columns, and one round."""
+    alone = config.parts == config.split_k == config.last_parts == config.cluster == 1
+    two = config.swap and config.tile_n < sizes.m <= 2 * config.tile_n and config.tile_m == 128
+    few = 2 * -(-sizes.n // config.tile_m) <= H200.multiprocessors
+    return alone and two and few and not config.alternate
 
 
 def _reads_once_in_rounds(config: MatmulConfig, m: int, n: int) -> bool:
