@@ -92,6 +92,9 @@ def problems(rehearse: bool) -> list[Problem]:
         *(Ragged(rows, 4096, 4096, 8, transposed=True) for rows in (4096, 8192, 16384)),
         *(Decode(batch, context) for batch, context in ((8, 2048), (8, 16384), (64, 8192))),
         *(Decode(batch, context, full=False) for batch, context in ((16, 8192), (64, 8192))),
+        *(Decode(batch, context) for batch, context in ((1, 32768), (3, 6144), (20, 3072))),
+        *(Decode(batch, context, full=False) for batch, context in ((5, 11264), (32, 1536))),
+        Decode(12, 4096, heads=64), Decode(6, 4096, heads=16, kv_heads=16),
         *(
             WideHeads(
                 attention.Problem(tokens // sequence, sequence, heads=8, head_dim=256,

@@ -51,8 +51,11 @@ class Decode:
         queries = self.batch * self.heads * self.head_dim
         cache_row = 2 * self.kv_heads * self.head_dim * 2
         read = int(self.lengths().sum())
+        name = f"decode_b{self.batch}_c{self.context}"
+        if (self.heads, self.kv_heads) != (32, 8):
+            name += f"_h{self.heads}x{self.kv_heads}"
         return Row(
-            name=f"decode_b{self.batch}_c{self.context}" + ("" if self.full else "_uneven"),
+            name=name + ("" if self.full else "_uneven"),
             group="decode",
             flops=4 * read * self.heads * self.head_dim,
             bytes=read * cache_row + 2 * queries * 2,
@@ -93,7 +96,9 @@ class Decode:
         """The result in float32, one sequence after the other."""
         dot = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
-        def one(arguments: tuple[Any, ...]) -> jax.Array:
+        def one(
+            k_pages: Any, v_pages: Any, arguments: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> jax.Array:
             query, length, own = arguments
             k, v = (_gathered(x, own[None])[0].astype(jnp.float32) for x in (k_pages, v_pages))
             query = query.reshape(self.kv_heads, -1, self.head_dim).astype(jnp.float32)
@@ -102,11 +107,12 @@ class Decode:
             result = dot("hgt,htd->hgd", jax.nn.softmax(scores, axis=-1), v)
             return result.reshape(self.heads, self.head_dim)
 
-        def compute(*arguments: Any) -> jax.Array:
-            result: jax.Array = lax.map(one, arguments)
+        def compute(k_pages: Any, v_pages: Any, *arguments: Any) -> jax.Array:
+            result: jax.Array = lax.map(functools.partial(one, k_pages, v_pages), arguments)
             return result
 
-        return jax.jit(compute, **timing.reference_options())(q, lengths, pages)
+        options = timing.reference_options()
+        return jax.jit(compute, **options)(k_pages, v_pages, q, lengths, pages)
 
     def contenders(self, arguments: argparse.Namespace) -> list[Contender]:
         """All contenders. Only ours, one of XLA's candidates and some of JAX's read pages."""

@@ -1,8 +1,10 @@
 """Grouped (ragged) GEMMs drawn by a seed, by tilings, against cuBLAS for each group.
 
-The rival is a program of XLA that knows the sizes of groups: a product for each of them, whose
-operands were taken apart before the clock starts. Sizes are cut at random places. ``gemm_times.py``
-says how it is timed; every result is compared with the rival's first.
+The rivals are a program of XLA that knows the sizes of groups: a product for each of them, whose
+operands were taken apart before the clock starts; and PyTorch's product of one after the other,
+which writes a part of the result. Sizes are cut at random places, or equal, or each is half of the
+one before, in random order. ``gemm_times.py`` says how it is timed; every result is compared with
+XLA's first.
 
     python benchmarks/ragged_shapes.py --seed 1 --count 8 --seconds 30 --json ragged.json
 """
@@ -12,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
+import itertools
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gemm_shapes
@@ -23,23 +27,32 @@ import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
+import operands
 import side_by_side
 import timing
 
 from pallasite_hopper.ops import RaggedConfig, ragged_matmul
-from pallasite_hopper.ops.ragged.config import default_config
 
 LARGEST_ERROR = 1e-2
 MOST_FLOPS = 8e11
 LEAST_ROWS, MOST_ELEMENTS = 2048, 1 << 30
-TILES = (  # tile_m, tile_n, split, epilogue_buffers
-    (128, 256, "m", 2),
-    (128, 256, "n", 1),
-    (128, 256, "m", 1),
-    (256, 128, "m", 1),
-)
-BANDS = (8, 16)
-HALVES = (False, True)
+RIVALS = ("each group by XLA", "each group by PyTorch")
+SPREADS = ("cut", "equal", "halves")
+WAYS: dict[str, Mapping[str, Any] | None] = {
+    "as chosen": None,
+    "columns halved": {"split": "n", "epilogue_buffers": 1},
+    "columns halved, bands of 16": {"split": "n", "epilogue_buffers": 1, "band": 16},
+    "bands of 16": {"band": 16},
+    "bands of 4": {"band": 4},
+    "one buffer": {"epilogue_buffers": 1},
+    "half as high": {"halves": True, "band": 16},
+    "rows skipped": {"skip": True},
+    "clusters": {"cluster": 2},
+    "clusters, rows skipped": {"cluster": 2, "skip": True},
+    "clusters, columns halved": {"cluster": 2, "split": "n", "epilogue_buffers": 1},
+    "256 x 128": {"tile_m": 256, "tile_n": 128, "epilogue_buffers": 1},
+}
+"""Attributes of the configuration; None is what is chosen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +63,20 @@ class Case:
     n: int
     k: int
     groups: int
+    spread: str = "cut"
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.n}x{self.k} in {self.groups} groups ({self.spread})"
 
     def sizes(self) -> list[int]:
-        """Of the groups: rows are cut at random places."""
+        """Of the groups."""
         generator = np.random.default_rng(self.rows + self.n + self.k)
+        if self.spread == "equal":
+            return [(self.rows + group) // self.groups for group in range(self.groups)]
+        if self.spread == "halves":
+            parts = [self.rows // 2 ** min(group + 1, 30) for group in range(self.groups)]
+            parts[0] += self.rows - sum(parts)
+            return [int(size) for size in generator.permutation(parts)]
         cuts = np.sort(generator.integers(0, self.rows, self.groups - 1))
         return [int(size) for size in np.diff(cuts, prepend=0, append=self.rows)]
 
@@ -68,13 +91,14 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """The rival's time over ours."""
-        return self.times["each group by XLA"] / self.times["as chosen"]
+        """The fastest rival's time over ours."""
+        return min(self.times[one] for one in RIVALS if one in self.times) / self.times["as chosen"]
 
 
 def named(shape: str) -> Case:
-    """A case as it is given on the command line: rows x n x k x groups."""
-    return Case(*map(int, shape.split("x")))
+    """A case as it is given on the command line: rows x n x k x groups, and perhaps x spread."""
+    rows, n, k, groups, *spread = shape.split("x")
+    return Case(int(rows), int(n), int(k), int(groups), *spread)
 
 
 def drawn(seed: int, count: int) -> list[Case]:
@@ -86,26 +110,14 @@ def drawn(seed: int, count: int) -> list[Case]:
         groups = int(generator.choice([4, 8, 16, 32]))
         fits = m >= LEAST_ROWS and n % 128 == k % 128 == 0 and groups * n * k <= MOST_ELEMENTS
         if fits:
-            found.append(Case(m, n, k, groups))
+            found.append(Case(m, n, k, groups, str(generator.choice(SPREADS))))
     return found[:count]
 
 
-def listed(case: Case) -> list[RaggedConfig]:
-    """What is measured besides the library's choice."""
-    default = default_config(-(-case.rows // case.groups), case.n, 2)
-    every = [
-        RaggedConfig(
-            tile_m=m, tile_n=n, split=split, epilogue_buffers=buffers, band=band, halves=halves
-        ).filled(2)
-        for m, n, split, buffers in TILES
-        for band in BANDS
-        for halves in HALVES
-    ]
-    return [one for one in dict.fromkeys(every) if one != default]
-
-
-def ready(case: Case) -> Callable[[], Measured]:
+def ready(names: Sequence[str], case: Case) -> Callable[[], Measured]:
     """Compiles all programs; returns what measures them."""
+    if operands.torch_is_there() and jax.default_backend() == "gpu":
+        importlib.import_module("torch")  # before CUPTI comes into the process
     sizes = case.sizes()
     a = jax.ShapeDtypeStruct((case.rows, case.k), jnp.bfloat16)
     b = jax.ShapeDtypeStruct((case.groups, case.k, case.n), jnp.bfloat16)
@@ -113,8 +125,10 @@ def ready(case: Case) -> Callable[[], Measured]:
     out = jax.ShapeDtypeStruct((case.rows, case.n), jnp.bfloat16)
     programs: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    for name, config in {"as chosen": None, **{describe(one): one for one in listed(case)}}.items():
+    for name in names:
+        way = WAYS[name]
         try:
+            config = None if way is None else RaggedConfig(**way).filled(2)
             function = jax.jit(functools.partial(ragged_matmul, config=config))
             programs[name] = function.lower(a, b, counts).compile()
         except Exception as error:
@@ -150,33 +164,50 @@ def ready(case: Case) -> Callable[[], Measured]:
         wanted = jnp.concatenate(theirs(parts))
         numbers = jnp.asarray(sizes, jnp.int32)
         large = jnp.zeros(between.shape, between.dtype)
-        calls: dict[Any, Callable[[], Any]] = {"each group by XLA": lambda: theirs(parts)}
+        calls: dict[Any, Callable[[], Any]] = {RIVALS[0]: lambda: theirs(parts)}
         for name, program in programs.items():
             worst = float(error_of(wanted, program(left, right, numbers)))
             if not worst < LARGEST_ERROR:
                 raise ValueError(f"wrong result of {name}, relative error {worst}")
             calls[name] = lambda run=program: run(left, right, numbers)
         timer = timing.CuptiTimer(profiler.mosaic_gpu_lib._mosaic_gpu_ext)
-        contenders = gemm_times.Contenders("jax", lambda: clear(large), calls)
-        found, _ = gemm_times.in_random_order(timer, [contenders], case.rows + case.n + case.k)
+        contenders = [gemm_times.Contenders("jax", lambda: clear(large), calls)]
+        if operands.torch_is_there() and jax.default_backend() == "gpu":
+            contenders.append(by_torch(left, right, sizes))
+        found, _ = gemm_times.in_random_order(timer, contenders, case.rows + case.n + case.k)
         times = {name: statistics.median(each) for name, each in found.items()}
         return Measured(case, times, failed)
 
     return measured
 
 
-def describe(config: RaggedConfig) -> str:
-    """Of what differs among those that are listed."""
-    found = f"{config.tile_m}x{config.tile_n} halved along {config.split}, bands of {config.band}"
-    found += f", {config.stages} stages, {config.epilogue_buffers} buffers"
-    return found + (", halves" if config.halves else "")
+def by_torch(left: jax.Array, right: jax.Array, sizes: Sequence[int]) -> gemm_times.Contenders:
+    """PyTorch's product of each group."""
+    import torch
+
+    a, b = operands.to_torch(left, right)
+    out = a.new_empty(a.shape[0], b.shape[2])
+    ends = list(itertools.accumulate(sizes))
+    parts = [
+        (a[end - size : end], b[group], out[end - size : end])
+        for group, (size, end) in enumerate(zip(sizes, ends, strict=True))
+        if size
+    ]
+
+    def product() -> Any:
+        for rows, matrix, result in parts:
+            torch.mm(rows, matrix, out=result)
+        return out
+
+    large = torch.zeros(gemm_times.READ_BETWEEN, device="cuda")
+    product()
+    return gemm_times.Contenders("torch", lambda: gemm_times.read(large), {RIVALS[1]: product})
 
 
 def show(case: Case, row: Measured) -> str:
     """A line about a case."""
     times = ", ".join(f"{name} {time:.1f}" for name, time in row.times.items())
-    shape = f"{case.rows}x{case.n}x{case.k} in {case.groups} groups"
-    return f"{shape}: {times}; {row.ratio:.3f} {row.failed or ''}"
+    return f"{case}: {times}; {row.ratio:.3f} {row.failed or ''}"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -184,12 +215,16 @@ def main(argv: Sequence[str]) -> int:
     parser = side_by_side.parser(__doc__.splitlines()[0], count=8, seconds=60.0, processes=4)
     side_by_side.hold_option(parser)
     parser.add_argument(
-        "--shapes", nargs="+", help="these, such as 8192x4096x4096x8, before those drawn"
+        "--shapes", nargs="+", help="these, such as 8192x4096x4096x8xhalves, before those drawn"
     )
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), help="these besides the choice")
     arguments = parser.parse_args(argv)
+    names = list(
+        dict.fromkeys(["as chosen", *(WAYS if arguments.ways is None else arguments.ways)])
+    )
     print(harness.machine(), flush=True)
     outcomes = side_by_side.prepared(
-        ready,
+        functools.partial(ready, names),
         [*map(named, arguments.shapes or ()), *drawn(arguments.seed, arguments.count)],
         arguments.processes,
         arguments.seconds,
@@ -198,7 +233,7 @@ def main(argv: Sequence[str]) -> int:
     rows, failed = side_by_side.collected(outcomes, str, show)
     with contextlib.suppress(ValueError):
         mean = harness.geometric_mean([row.ratio for row in rows])
-        print(f"XLA's product of each group over ours: {mean:.3f} of {len(rows)}")
+        print(f"the faster rival over ours: {mean:.3f} of {len(rows)}")
     harness.write_json(arguments.json, "ragged_shapes", [dataclasses.asdict(row) for row in rows])
     return 1 if failed else 0
 

@@ -208,16 +208,9 @@ def test_buffers_of_results_are_awaited():
     check(result, ragged_reference(a, b, sizes), BF16)
 
 
-@pytest.mark.runs_kernels
-@pytest.mark.parametrize(
-    ("blocks", "split", "n", "transposed"),
-    [(5, "m", 392, False), (7, "n", 700, True), (3, "m", 600, True), (4, "n", 256, False)],
-)
-def test_halved_tiles(blocks, split, n, transposed):
-    """Last tiles of few rows, an odd number of them too, also in a round that is shared."""
+def check_tiles(config, blocks, n, transposed):
+    """With last tiles of few rows, an odd number of them too, also in a round that is shared."""
     sizes, m, k = [130, 64, 0, 129, 65, 1], 420, 72
-    buffers = 1 if split == "n" else 2
-    config = RaggedConfig(stages=2, split=split, halves=True, band=1, epilogue_buffers=buffers)
     problem = kernel.Problem(
         m=m, n=n, k=k, groups=6, dtype=BF16, out_dtype=BF16, transposed=transposed
     )  # fmt: skip
@@ -228,6 +221,31 @@ def test_halved_tiles(blocks, split, n, transposed):
     with warnings.catch_warnings(action="error"):
         result = run(*map(jnp.asarray, (a, b, np.array(sizes, np.int32))))
     check(result, ragged_reference(a, b, sizes, transposed), BF16)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(
+    ("blocks", "split", "n", "transposed"),
+    [(5, "m", 392, False), (7, "n", 700, True), (3, "m", 600, True), (4, "n", 256, False)],
+)
+def test_halved_tiles(blocks, split, n, transposed):
+    buffers = 1 if split == "n" else 2
+    config = RaggedConfig(stages=2, split=split, halves=True, band=1, epilogue_buffers=buffers)
+    check_tiles(config, blocks, n, transposed)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(
+    ("options", "blocks", "n", "transposed"),
+    [
+        ({"skip": True}, 5, 392, False),
+        ({"cluster": 2}, 8, 700, True),
+        ({"cluster": 2, "skip": True}, 6, 1024, False),
+        ({"cluster": 2, "split": "n", "epilogue_buffers": 1}, 8, 392, False),
+    ],
+)
+def test_skipped_rows_and_clusters(options, blocks, n, transposed):
+    check_tiles(RaggedConfig(stages=2, band=2, **options), blocks, n, transposed)
 
 
 @pytest.mark.runs_kernels

@@ -32,6 +32,10 @@ class RaggedConfig:
       epilogue_buffers: buffers for them, for each warpgroup.
       halves: whether the last tile of a group is half as high if it has so few rows: then the
         warpgroups halve its columns, and two such tiles are a unit of work. Of ``ragged_matmul``.
+      skip: whether a warpgroup multiplies nothing where no row of its part is of the group. Of
+        ``ragged_matmul`` with ``split="m"``.
+      cluster: blocks of a cluster, 1 or 2. Their tiles are side by side along n, and what both read
+        of the rows is fetched once. Of ``ragged_matmul``; not together with ``halves``.
     """
 
     tile_m: int = 128
@@ -43,6 +47,8 @@ class RaggedConfig:
     epilogue_n: int = 64
     epilogue_buffers: int = 2
     halves: bool = False
+    skip: bool = False
+    cluster: int = 1
 
     def __post_init__(self) -> None:
         self._require(self.split in ("m", "n"), "split", "'m' or 'n'")
@@ -58,6 +64,10 @@ class RaggedConfig:
         self._require(self.epilogue_buffers > 0, "epilogue_buffers", "at least 1")
         fits = self.tile_m % 128 == 0 and self.tile_n % (2 * self.epilogue_n) == 0
         self._require(fits or not self.halves, "halves", "tiles that can be halved either way")
+        by_rows = self.split == "m" and not self.halves
+        self._require(by_rows or not self.skip, "skip", "split = 'm', and no halves")
+        alone = self.cluster == 1 or (self.cluster == 2 and not self.halves)
+        self._require(alone, "cluster", "1, or 2 without halves")
 
     def _require(self, fits: bool, name: str, expected: str) -> None:
         if not fits:

@@ -70,13 +70,23 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
         "right_smem": plgpu.RefUnion(*map(right, loop.widths)),
         "out_smem": staging(config, problem.out_dtype),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
-        "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages),
+        "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages)
+        if config.cluster == 1
+        else plgpu.ClusterBarrier(
+            collective_axes=("cluster",), num_arrivals=COMPUTE, num_barriers=config.stages
+        ),
     }
+    clusters = multiprocessors // config.cluster
     kernel: Callable[..., jax.Array] = plgpu.kernel(
         loop.run,
         out_type=jax.ShapeDtypeStruct((problem.m, problem.n), problem.out_dtype),
-        grid=(min(multiprocessors, loop.most_tiles * max(loop.shares, default=1)),),
+        grid=(min(clusters, loop.most_tiles * max(loop.shares, default=1)),),
         grid_names=("blocks",),
+        **(
+            {"cluster": (config.cluster,), "cluster_names": ("cluster",)}
+            if config.cluster > 1
+            else {}
+        ),
         num_threads=COMPUTE + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
@@ -120,7 +130,8 @@ class _Loop:
 
     def __init__(self, problem: Problem, config: RaggedConfig):
         self.problem, self.config = problem, config
-        self.n_tiles = -(-problem.n // config.tile_n)
+        self.step_n = config.tile_n * config.cluster
+        self.n_tiles = -(-problem.n // self.step_n)
         self.k_steps = -(-problem.k // config.tile_k)
 
     @property
@@ -254,7 +265,8 @@ class _Loop:
         def part(some: int, carry: Any) -> Any:
             tile = self._tile(*find(whole + lax.div(block, some)))
             width = self.config.tile_n // some
-            column = tile.column + lax.rem(block, some) * width
+            column = tile.column + lax.rem(block, some) * width * self.config.cluster
+            column = column - self._own(self.config.tile_n - width)
             return self._each(body, dataclasses.replace(tile, column=column, width=width), carry)
 
         for some in self.shares:
@@ -316,13 +328,17 @@ class _Loop:
         return _Tile(
             group,
             row + start,
-            n * config.tile_n,
+            n * self.step_n + self._own(config.tile_n),
             size - start,
             config.tile_n,
             half,
             count,
             config.tile_m,
         )
+
+    def _own(self, width: int) -> Any:
+        """The first column of this block's tile of those of its cluster."""
+        return lax.axis_index("cluster") * width if self.config.cluster > 1 else 0
 
     # The producer warpgroup -----------------------------------------------------------------------
 
@@ -343,7 +359,10 @@ class _Loop:
                     own.at[columns, depth] if self.problem.transposed else own.at[depth, columns]
                 )
                 full = stages.full.at[stage]
-                plgpu.copy_gmem_to_smem(left.at[rows, depth], left_smem.at[stage], full)
+                shared = "cluster" if config.cluster > 1 else None
+                plgpu.copy_gmem_to_smem(
+                    left.at[rows, depth], left_smem.at[stage], full, collective_axes=shared
+                )
                 destination = right_smem[self.widths.index(place.width)].at[stage, 0]
                 plgpu.copy_gmem_to_smem(window, destination, full)
                 return stages.next(stage), filled + 1
@@ -391,6 +410,21 @@ class _Loop:
             ]
 
         def tile(place: _Tile, stage: Any) -> Any:
+            row = own(place.height, place.width)[0]
+            multiplied = functools.partial(product, place)
+            if not config.skip:
+                return multiplied(stage)
+            return lax.cond(place.rows > row, multiplied, skipped, stage)
+
+        def skipped(stage: Any) -> Any:
+            def step(_: Any, stage: Any) -> Any:
+                plgpu.barrier_wait(stages.full.at[stage])
+                plgpu.barrier_arrive(stages.empty.at[stage], by="warps")
+                return stages.next(stage)
+
+            return lax.fori_loop(0, self.k_steps, step, stage)
+
+        def product(place: _Tile, stage: Any) -> Any:
             row, column, wm, wn = own(place.height, place.width)
 
             def scope(acc: Any) -> Any:
@@ -425,7 +459,8 @@ class _Loop:
             m = lax.div(index, self.n_tiles)
             n = index - m * self.n_tiles
             row, column, wm, wn = own(config.tile_m, config.tile_n)
-            destination = window(end + m * config.tile_m + row, n * config.tile_n + column)
+            column = column + n * self.step_n + self._own(config.tile_n)
+            destination = window(end + m * config.tile_m + row, column)
             zeros = jnp.zeros((wm, wn), problem.out_dtype)
             write(zeros, buffers, destination, config, jnp.int32(wm))
             return index + blocks
