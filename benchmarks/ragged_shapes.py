@@ -11,7 +11,6 @@ XLA's first.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib
@@ -231,8 +230,8 @@ def main(argv: Sequence[str]) -> int:
         arguments.hold,
     )
     rows, failed = side_by_side.collected(outcomes, str, show)
-    with contextlib.suppress(ValueError):
-        mean = harness.geometric_mean([row.ratio for row in rows])
+    mean = harness.geometric_mean([row.ratio for row in rows])
+    if mean is not None:
         print(f"the faster rival over ours: {mean:.3f} of {len(rows)}")
     harness.write_json(arguments.json, "ragged_shapes", [dataclasses.asdict(row) for row in rows])
     return 1 if failed else 0
