@@ -86,6 +86,12 @@ def _plain(*arguments: Any) -> Any:
 _grouped = functools.partial(elementwise.elementwise_kernel, grouped=True)
 
 type Change = tuple[Any, str, Any]
+_PIPELINED: tuple[Change, ...] = (
+    (norm_kernels, "suits_pipeline", _always),
+    (norm_kernels, "suits_shared", _never),
+    (norm_kernels, "suits_stream", _never),
+    (norm_kernels, "_by_columns", _never),
+)
 WAYS: dict[str, tuple[Change, ...]] = {
     "as chosen": (),
     "forward not pipelined": (
@@ -143,10 +149,10 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (norm_kernels, "suits_pipeline", _always),
         (pipelines, "FORWARD_BY_COLUMNS", True),
     ),
-    "long rows pipelined": (
-        (norm_kernels, "suits_pipeline", _always),
-        (norm_kernels, "suits_shared", _never),
-    ),
+    "all pipelined": _PIPELINED,
+    "all pipelined, up to 16 elements of a lane": (*_PIPELINED, (pipelines, "PASS_ELEMENTS", 16)),
+    "all pipelined, up to 24 elements of a lane": (*_PIPELINED, (pipelines, "PASS_ELEMENTS", 24)),
+    "all pipelined, up to 32 elements of a lane": (*_PIPELINED, (pipelines, "PASS_ELEMENTS", 32)),
     "few rows by whole warpgroups": ((tiling, "RAGGED", False),),
     "gradients not pipelined": ((norm_kernels, "gradient_pipeline", _none),),
     "by vectors": ((pipelines, "BY_COLUMNS", False),),

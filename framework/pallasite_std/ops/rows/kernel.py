@@ -176,9 +176,11 @@ class Rows:
         registers.
       exchanged: through which warpgroups that share a row combine values.
       near: whether chunks are read from shared memory.
+      fused: whether products and sums are to be one instruction, where that is exact enough.
     """
 
     near = False
+    fused = False
 
     def __init__(
         self,

@@ -181,13 +181,14 @@ class _FlatChunk(Chunk):
         ref[pl.ds(self._position, self.width)] = value.astype(ref.dtype)
 
 
-class _SampledRow(Rows):
-    """A row some of whose elements were read early.
+class _PipelinedRow(Rows):
+    """A row in flight.
 
     Attributes:
-      sampled: these, by the identity of a matrix.
+      sampled: elements that were read early, by the identity of a matrix.
     """
 
+    fused = True
     sampled: dict[int, list[Any]]
 
     def samples(self, ref: Any) -> list[Any] | None:
@@ -282,10 +283,17 @@ def pipelined_row_kernel(
         first = thread * pipeline.chunk
         window = pl.ds(first, width)
         shift: Any = lax.rem(group * columns, vector) if masked else 0
-        column = lax.broadcasted_iota(jnp.int32, (width,), 0) + (first - shift)
+        place = lax.broadcasted_iota(jnp.int32, (width,), 0)
+        column = place + (first - shift)
         inside = None
         if masked:
-            inside = lax.bitcast_convert_type(column, jnp.uint32) < np.uint32(columns)
+            # Of most of a lane's elements that is known here, whatever a row begins with.
+            ends, begins = isinstance(first, int), parts == 1 or not isinstance(first, int)
+            inside = (place < columns - first) if ends else None
+            if begins:
+                after = lax.bitcast_convert_type(place, jnp.uint32) >= np.uint32(vector)
+                inside = after if inside is None else inside & after
+            inside |= lax.bitcast_convert_type(column, jnp.uint32) < np.uint32(columns)
         held, kept = dict[int, Any](), dict[int, Any]()
         for one in vectors:
             values = refs[one].at[pl.ds(first - shift, width)] if masked else refs[one][window]
@@ -372,15 +380,28 @@ def pipelined_row_kernel(
         def early(step: Any) -> list[list[Any]]:
             step = lax.min(step, steps - 1)
             rows_there = [row_of(step, number) for number in range(together)]
-            return [[refs[one][row] for one in of_rows] + some_of(row) for row in rows_there]
+            found = [[refs[one][row] for one in of_rows] for row in rows_there]
+            if samples and blocks > 1:
+                return [one + some_of(row) for one, row in zip(found, rows_there, strict=True)]
+            return found
 
         def some_of(row: Any) -> list[Any]:
             places = [(columns - 1) * one // (SAMPLES - 1) for one in range(SAMPLES)]
             return [
                 (ref[row * columns + place] if flat else ref[row, place]).astype(jnp.float32)
-                for ref in refs[: len(dtypes) if samples else 0]
+                for ref in refs[: len(dtypes)]
                 for place in places
             ]
+
+        def near(step: Any, number: int) -> list[Any]:
+            """Samples of the first warpgroup's part of a row, which is in shared memory."""
+            found = list[Any]()
+            for one in staged:
+                of_stage = one.at[lax.rem(step, stages)]
+                of_first = of_stage.at[0] if threads > 1 else of_stage
+                there = of_first.at[number] if together > 1 else of_first
+                found += [there[vector + n].astype(jnp.float32) for n in range(SAMPLES)]
+            return found
 
         def start(flight: _Flight, number: int) -> tuple[Rows, Work]:
             row, there = row_of(flight.step, number), dict(kept)
@@ -389,7 +410,7 @@ def pipelined_row_kernel(
             values = dict(
                 zip((id(refs[one]) for one in of_rows), flight.values[number], strict=False)
             )
-            block = _SampledRow(tiling, row, thread, None, there, held | values)
+            block = _PipelinedRow(tiling, row, thread, None, there, held | values)
             some = flight.values[number][len(of_rows) :]
             block.sampled = {
                 id(ref): some[one * SAMPLES : (one + 1) * SAMPLES]
@@ -494,6 +515,8 @@ def pipelined_row_kernel(
                         known.append(tuple(results.pop(0) for _ in range(count)))
             if following is not None:
                 await_rows(number)
+                if samples and blocks == 1:
+                    following = [one + near(number, n) for n, one in enumerate(following)]
                 flying.append(_Flight(number, following, [[] for _ in range(together)]))
                 following = early(number + 1)
             waiting = [one for one in flying if one.turns < depth]

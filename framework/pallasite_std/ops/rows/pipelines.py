@@ -51,6 +51,12 @@ FORWARD_BY_COLUMNS = False
 MORE_BY_COLUMNS = True
 """Whether twice as many blocks share the columns of rows where fewer have no room for that."""
 
+PASS_ELEMENTS: int | None = None
+"""Elements of a lane up to which few warpgroups, and few blocks, share rows if there are no sums."""
+
+_MOST_HELD = 20
+"""Registers of a lane that such rows leave for vectors."""
+
 _FEW_COLUMNS = 12 * 1024
 """Of fewer, that took longer: 7001 columns 1.48 times as long, 14231 columns 0.77 to 0.90."""
 
@@ -183,8 +189,10 @@ def _of_blocks(
     least = _LEAST_UNALIGNED if shape.unaligned else _LEAST
     if row_bytes < least or (shape.unaligned and rows * shape.columns >= 2**31):
         return None
-    widest = columns > blocks * (_WIDE if sums else MOST_WARPGROUPS * 16 * LANES)
-    if row_bytes > blocks * _LONG or (widest and not 0 < sums < 2):
+    of_pass = (2 * PASS_ELEMENTS if PASS_ELEMENTS else 16) * MOST_WARPGROUPS * LANES
+    widest = columns > blocks * (_WIDE if sums else of_pass)
+    longest = shared_memory // 3 if PASS_ELEMENTS and not sums else _LONG
+    if row_bytes > blocks * longest or (widest and not 0 < sums < 2):
         return None
     if widest and (blocks == 1 or columns > blocks * _WIDEST):
         return None
@@ -204,7 +212,8 @@ def _of_blocks(
     elif blocks == 1 and sums and width_bytes <= 28 * 1024:
         held, threads, together = True, min(-(-width // 1024), MOST_WARPGROUPS), 2
     elif width <= 12 * 1024 or not sums:
-        threads = max(threads, -(-width // ((16 if sums else 32) * LANES)))
+        most = 16 if sums else PASS_ELEMENTS or 32
+        threads = min(max(threads, -(-width // (most * LANES))), MOST_WARPGROUPS)
         held = 7 * 1024 < width <= 8 * 1024
     unit = LANES if by_columns else vector
     chunk = -(-columns // (threads * blocks * unit)) * unit
@@ -230,6 +239,14 @@ def _of_blocks(
         stages -= 1
     if stages < least_stages and not held and not widest:
         held, stages = True, least_stages
+    if (
+        PASS_ELEMENTS
+        and not sums
+        and threads > 4
+        and held
+        and chunk * vectors > _MOST_HELD * 4 * LANES
+    ):
+        return None
     pipeline = dataclasses.replace(pipeline, stages=stages, held=held)
     # What lanes exchange: sums beside weights in registers, or weights, counted above in part.
     exchanged = (12 if held else 2 * (sums > 1)) * chunk * threads
