@@ -32,20 +32,25 @@ BEST = 4
 """So many are measured of whatever kind."""
 NEAR_WAYS = 1.25
 """The same of ways to share operands."""
+LEAST_AHEAD = 40 << 10
+"""Bytes of the left operand that a block asks for ahead at least, where fewer stages are tried."""
 TILES = 3
 """The best of so many are measured with every way to share operands, the best of all in other
 orders too."""
 
 
 def listed(
-    sizes: Sizes, most: int, clusters: bool = False, stages: bool = False
+    sizes: Sizes, most: int, clusters: bool = False, stages: bool = False, fewer: bool = False
 ) -> list[MatmulConfig]:
     """What is measured of a shape besides the default.
 
     Args:
       clusters: whether that is every way to share operands of some tiles, above all.
       stages: whether that is the best tiles with several numbers of stages.
+      fewer: whether that is the best tiles with fewer stages.
     """
+    if fewer:
+        return _fewer_stages(sizes)[:most]
     if stages:
         return _stages(sizes)[:most]
     every = [*candidates.candidates(sizes), *candidates.further_candidates(sizes)]
@@ -115,6 +120,21 @@ def _stages(sizes: Sizes) -> list[MatmulConfig]:
     return list(dict.fromkeys(one for group in groups for one in group))
 
 
+def _fewer_stages(sizes: Sizes) -> list[MatmulConfig]:
+    """The best tiles, and the same with fewer stages."""
+    kinds: dict[Any, MatmulConfig] = {}
+    for one in sorted(candidates.candidates(sizes), key=lambda one: choice._rank(sizes, one)):
+        if one.cluster_blocks == one.split_k == one.last_parts == 1 or not kinds:
+            kinds.setdefault((one.swap, one.tile_m, one.tile_n, one.tile_k, one.parts > 1), one)
+    found = []
+    for one in list(kinds.values())[:TILES]:
+        least = max(3, -(-LEAST_AHEAD // (one.tile_m * one.tile_k * sizes.size)))
+        step = 1 + (one.stages > 8)
+        fewer = range(one.stages - step, least - 1, -step)
+        found += [one, *(dataclasses.replace(one, stages=stages) for stages in fewer)]
+    return found
+
+
 def _tilings(ordered: Sequence[MatmulConfig]) -> list[MatmulConfig]:
     """The best of each tile and its way to share, whatever its warpgroups and stages are."""
     found: dict[Any, MatmulConfig] = {}
@@ -150,6 +170,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--stages", action="store_true", help="several numbers of stages of the best tiles"
     )
+    parser.add_argument("--fewer", action="store_true", help="fewer stages of the best tiles")
     parser.add_argument("--most", type=int, default=16, help="configurations of a shape")
     parser.add_argument("--search", action="store_true", help="let XLA search among its kernels")
     side_by_side.hold_option(parser)
@@ -170,7 +191,8 @@ def main(argv: Sequence[str]) -> int:
     cases = []
     for shape in dict.fromkeys(wanted):
         sizes = Case(shape, arguments.dtype, ()).sizes
-        ways = {"clusters": arguments.clusters, "stages": arguments.stages}
+        names = ("clusters", "stages", "fewer")
+        ways = {name: getattr(arguments, name) for name in names}
         configurations = (None, *listed(sizes, arguments.most, **ways))
         cases.append(Case(shape, arguments.dtype, configurations, arguments.search))
     return shapes.run(cases, arguments, "gemm_configs", print_table)
