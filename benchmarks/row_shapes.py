@@ -153,6 +153,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "all pipelined, up to 16 elements of a lane": (*_PIPELINED, (pipelines, "PASS_ELEMENTS", 16)),
     "all pipelined, up to 24 elements of a lane": (*_PIPELINED, (pipelines, "PASS_ELEMENTS", 24)),
     "all pipelined, up to 32 elements of a lane": (*_PIPELINED, (pipelines, "PASS_ELEMENTS", 32)),
+    "warpgroups await the block": ((kernel, "BY_BLOCK", True),),
     "few rows by whole warpgroups": ((tiling, "RAGGED", False),),
     "gradients not pipelined": ((norm_kernels, "gradient_pipeline", _none),),
     "by vectors": ((pipelines, "BY_COLUMNS", False),),

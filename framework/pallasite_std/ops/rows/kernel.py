@@ -392,6 +392,16 @@ def no_sums(first: Any, group: Any, sums: tuple[Any, ...], *refs: Any) -> None:
     """What is stored of the sums over rows where there are none."""
 
 
+BY_BLOCK = False
+"""Whether warpgroups of a block that all share one row wait for one another by the barrier of the
+block, which takes no turn through shared memory."""
+
+
+@plgpu.inline_mgpu(values="pallasite")
+def _await_block(context: Any) -> None:
+    context.block_barrier()
+
+
 class Exchange:
     """Shared memory through which warpgroups combine values.
 
@@ -400,11 +410,11 @@ class Exchange:
     Args:
       threads: warpgroups that share a row.
       partials: shared memory, (slots, threads).
-      barrier: on which all of them arrive.
+      barrier: on which all of them arrive; None if they are all of the block.
       first: the first slot.
     """
 
-    def __init__(self, threads: int, partials: Any, barrier: Any, first: Any = 0) -> None:
+    def __init__(self, threads: int, partials: Any, barrier: Any = None, first: Any = 0) -> None:
         self.threads = threads
         self.partials = partials
         self.barrier = barrier
@@ -416,8 +426,11 @@ class Exchange:
         self.next = self.next + len(values)
         for slot, value in zip(slots, values, strict=True):
             self.partials[slot, thread] = value
-        plgpu.barrier_arrive(self.barrier)
-        plgpu.barrier_wait(self.barrier)
+        if self.barrier is None:
+            _await_block()
+        else:
+            plgpu.barrier_arrive(self.barrier)
+            plgpu.barrier_wait(self.barrier)
         results = []
         for slot, kind in zip(slots, kinds, strict=True):
             total = self.partials[slot, 0]
@@ -479,10 +492,10 @@ def threads_of(tiling: RowTiling, slots: int, dtype: Any = jnp.float32) -> dict[
         return {}
     several: dict[str, Any] = dict(num_threads=tiling.threads, thread_name="part")
     if slots:
-        several["scratch_types"] = dict(
-            partials=plgpu.SMEM((slots, tiling.threads), dtype),
-            barrier=plgpu.Barrier(num_arrivals=tiling.threads),
-        )
+        scratch: dict[str, Any] = dict(partials=plgpu.SMEM((slots, tiling.threads), dtype))
+        if not BY_BLOCK:
+            scratch["barrier"] = plgpu.Barrier(num_arrivals=tiling.threads)
+        several["scratch_types"] = scratch
     return several
 
 

@@ -52,7 +52,7 @@ MORE_BY_COLUMNS = True
 """Whether twice as many blocks share the columns of rows where fewer have no room for that."""
 
 PASS_ELEMENTS: int | None = None
-"""Elements of a lane up to which few warpgroups, and few blocks, share rows if there are no sums."""
+"""Elements of a lane up to which few warpgroups and blocks share rows if there are no sums."""
 
 _MOST_HELD = 20
 """Registers of a lane that such rows leave for vectors."""
@@ -239,13 +239,8 @@ def _of_blocks(
         stages -= 1
     if stages < least_stages and not held and not widest:
         held, stages = True, least_stages
-    if (
-        PASS_ELEMENTS
-        and not sums
-        and threads > 4
-        and held
-        and chunk * vectors > _MOST_HELD * 4 * LANES
-    ):
+    registers = held * vectors * chunk / (4 * LANES)
+    if PASS_ELEMENTS and not sums and threads > 4 and registers > _MOST_HELD:
         return None
     pipeline = dataclasses.replace(pipeline, stages=stages, held=held)
     # What lanes exchange: sums beside weights in registers, or weights, counted above in part.
