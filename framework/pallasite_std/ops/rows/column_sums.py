@@ -13,6 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
+from pallasite_std.ops.rows.kernel import await_all, barrier_of
 from pallasite_std.ops.rows.tiling import LANES, MOST_WARPGROUPS
 
 WIDTHS = (128, 32, 16, 8)
@@ -96,8 +97,7 @@ def _kernel(
                 result[window] = total.astype(result.dtype)
                 return
             partials[part, pl.ds(0, width)] = total
-            plgpu.barrier_arrive(barrier)
-            plgpu.barrier_wait(barrier)
+            await_all(barrier)
 
             def store() -> None:
                 found = partials[0, pl.ds(0, width)]
@@ -123,8 +123,7 @@ def _kernel(
     if parts > 1:
         several = dict(num_threads=parts, thread_name="part")
         several["scratch_types"] = dict(
-            partials=plgpu.SMEM((parts, width), jnp.float32),
-            barrier=plgpu.Barrier(num_arrivals=parts),
+            partials=plgpu.SMEM((parts, width), jnp.float32), **barrier_of(parts)
         )
     kernel: Callable[..., Any] = plgpu.kernel(
         body,

@@ -402,6 +402,20 @@ def _await_block(context: Any) -> None:
     context.block_barrier()
 
 
+def barrier_of(threads: int) -> dict[str, Any]:
+    """What :func:`await_all` needs in a block of so many warpgroups."""
+    return {} if BY_BLOCK else dict(barrier=plgpu.Barrier(num_arrivals=threads))
+
+
+def await_all(barrier: Any) -> None:
+    """All warpgroups that share work have come here; those of the block if there is no barrier."""
+    if barrier is None:
+        _await_block()
+        return
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
+
+
 class Exchange:
     """Shared memory through which warpgroups combine values.
 
@@ -426,11 +440,7 @@ class Exchange:
         self.next = self.next + len(values)
         for slot, value in zip(slots, values, strict=True):
             self.partials[slot, thread] = value
-        if self.barrier is None:
-            _await_block()
-        else:
-            plgpu.barrier_arrive(self.barrier)
-            plgpu.barrier_wait(self.barrier)
+        await_all(self.barrier)
         results = []
         for slot, kind in zip(slots, kinds, strict=True):
             total = self.partials[slot, 0]
@@ -492,10 +502,9 @@ def threads_of(tiling: RowTiling, slots: int, dtype: Any = jnp.float32) -> dict[
         return {}
     several: dict[str, Any] = dict(num_threads=tiling.threads, thread_name="part")
     if slots:
-        scratch: dict[str, Any] = dict(partials=plgpu.SMEM((slots, tiling.threads), dtype))
-        if not BY_BLOCK:
-            scratch["barrier"] = plgpu.Barrier(num_arrivals=tiling.threads)
-        several["scratch_types"] = scratch
+        several["scratch_types"] = dict(
+            partials=plgpu.SMEM((slots, tiling.threads), dtype), **barrier_of(tiling.threads)
+        )
     return several
 
 
