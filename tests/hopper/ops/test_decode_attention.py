@@ -117,7 +117,16 @@ def test_ranges_of_blocks(blocks):
 def test_lengths(lengths, blocks):
     kept = tuple(min(length, 256) for length in lengths)
     assert kept[-1] <= 256
-    check(DecodeConfig(blocks=blocks), batch=5, heads=1, kv_len=256, lengths=kept)
+    for ahead in (False, True):
+        config = DecodeConfig(blocks=blocks, ahead=ahead)
+        check(config, batch=5, heads=1, kv_len=256, lengths=kept)
+
+
+@pytest.mark.runs_kernels
+def test_lengths_of_many_sequences():
+    """More than lanes load."""
+    lengths = np.random.default_rng(3).integers(0, 129, 35)
+    check(DecodeConfig(blocks=4, ahead=True), batch=35, heads=1, kv_len=128, lengths=lengths)
 
 
 @pytest.mark.runs_kernels
@@ -248,6 +257,7 @@ def test_caches_of_8_bits(cache_dtype, head_dim, tile, dtype):
         (16, DecodeConfig(blocks=3), 64, "heads_first"),
         (16, DecodeConfig(blocks=3), 64, "tokens_first"),
         (64, DecodeConfig(blocks=4, stages=3), 128, "heads_first"),
+        (8, DecodeConfig(blocks=3, ahead=True), 64, "heads_first"),
         (
             128,
             DecodeConfig(blocks=3, heads=2, tile=64, blocks_per_multiprocessor=1),

@@ -156,6 +156,7 @@ def paged_attention(
     count = problem.pages * problem.page_size
     rows = (count * kv_heads, head_dim) if problem.heads_first else (count, kv_heads, head_dim)
     operands[1:3] = [pages.reshape(rows) for pages in operands[1:3]]
+    operands[-1] = operands[-1].reshape(-1)
     run = functools.partial(_run, problem, config)
     return decoded(run, operands, "paged_attention")
 
@@ -210,8 +211,7 @@ def _choose(problem: Problem, operands: list[Any]) -> DecodeConfig:
         if problem.page_size:
             count = problem.batch * problem.pages_per_sequence
             order = jax.random.permutation(key, problem.pages)
-            pages = jnp.resize(order, (count,)).astype(jnp.int32)
-            made.append(pages.reshape(problem.batch, problem.pages_per_sequence))
+            made.append(jnp.resize(order, (count,)).astype(jnp.int32))
         return made
 
     chosen: DecodeConfig = pallasite.choose(

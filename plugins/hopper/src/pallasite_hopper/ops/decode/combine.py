@@ -16,7 +16,12 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.decode import kernel
 from pallasite_hopper.ops.decode.config import DecodeConfig
-from pallasite_hopper.ops.decode.schedule import Problem, Schedule, padded_lengths
+from pallasite_hopper.ops.decode.schedule import (
+    Problem,
+    Schedule,
+    loads_lengths,
+    padded_lengths,
+)
 from pallasite_hopper.ops.flash import softmax
 
 
@@ -24,7 +29,7 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     """The kernel as a function of (lengths?, results, maxima, sums, out); ``out`` is completed."""
     assert config.blocks is not None
     scratch = {"out_smem": plgpu.SMEM((problem.columns, problem.head_dim), problem.dtype)}
-    if problem.lengths:
+    if problem.lengths and not loads_lengths(problem, config):
         scratch["lengths_smem"] = plgpu.SMEM((padded_lengths(problem),), jnp.int32)
         scratch["lengths_full"] = plgpu.Barrier()
     built: Callable[..., Any] = plgpu.kernel(
@@ -56,12 +61,12 @@ class _Combine:
     def run(self, *refs: Any, **scratch: Any) -> None:
         """The kernel's body."""
         *given, results, maxima, sums, _, out = refs
-        lengths_smem = None
-        if given:
-            lengths_smem = scratch["lengths_smem"]
-            kernel.fetch_lengths(given[0], lengths_smem, scratch["lengths_full"])
+        lengths = given[0] if given else None
+        if "lengths_smem" in scratch:
+            kernel.fetch_lengths(lengths, scratch["lengths_smem"], scratch["lengths_full"])
             plgpu.barrier_wait(scratch["lengths_full"])
-        schedule = Schedule(self.problem, self.config, lengths_smem)
+            lengths = scratch["lengths_smem"]
+        schedule = Schedule(self.problem, self.config, lengths)
         block = lax.axis_index("block") + 1
         start, end = schedule.start(block), schedule.start(block + 1)
 
@@ -77,7 +82,7 @@ class _Combine:
                 kernel.write_results(
                     self.problem, values, total, scratch["out_smem"], out, item, item.head + head
                 )
-                plgpu.wait_smem_to_gmem(0)
+                plgpu.wait_smem_to_gmem(0, wait_read_only=self.config.ahead)
 
             pl.when((before > 0) & ends)(complete)
 

@@ -42,6 +42,8 @@ class DecodeConfig:
       blocks_per_multiprocessor: blocks, 1 to 4, that share a multiprocessor.
       blocks: how many blocks share the work; None fills the GPU.
       evict_first: whether the L2 cache gives up first what is read of the cache.
+      ahead: whether every lane loads the lengths of few sequences itself, the L2 cache is asked for
+        the page table meanwhile, and the kernels do not wait for their last writes.
     """
 
     tile: int = 64
@@ -50,6 +52,7 @@ class DecodeConfig:
     blocks_per_multiprocessor: int = 2
     blocks: int | None = None
     evict_first: bool = False
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         _within("heads", self.heads, 1, 4)

@@ -20,13 +20,22 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.decode.config import DecodeConfig
-from pallasite_hopper.ops.decode.schedule import Item, Problem, Schedule, padded_lengths
+from pallasite_hopper.ops.decode.schedule import (
+    Item,
+    Problem,
+    Schedule,
+    loads_lengths,
+    padded_lengths,
+)
 from pallasite_hopper.ops.flash import softmax
 
 _ROWS = 64
 """Rows of one instruction's left operand."""
 
 _QUERY_SLOTS = 2
+
+_LINE, _WINDOW = 32, 256
+"""Entries of the page table in a line of the cache, and in the largest window of a copy."""
 
 
 def partial_shapes(problem: Problem, config: DecodeConfig) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -67,7 +76,7 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
         "q_full": plgpu.Barrier(num_barriers=_QUERY_SLOTS),
         "q_empty": plgpu.Barrier(num_arrivals=heads, num_barriers=_QUERY_SLOTS),
     }
-    if problem.lengths:
+    if problem.lengths and not loads_lengths(problem, config):
         scratch["lengths_smem"] = plgpu.SMEM((padded_lengths(problem),), jnp.int32)
         scratch["lengths_full"] = plgpu.Barrier()
     built: Callable[..., Any] = plgpu.kernel(
@@ -137,23 +146,24 @@ class _Decode:
         given = list(given)
         self.scales = (given.pop(0), given.pop(0)) if self.problem.scales else None
         self.scratch, self.partial = scratch, (results, maxima, sums)
-        lengths_smem = None
+        lengths = given.pop(0) if self.problem.lengths else None
+        pages = given[0] if given else None
         warpgroup = lax.axis_index("warpgroup")
         block = lax.axis_index("block")
-        if self.problem.lengths:
-            lengths_smem = scratch["lengths_smem"]
-            lengths = given.pop(0)
+        if pages is not None and self.config.ahead:
+            pl.when(warpgroup == self.config.heads)(lambda: self._prefetch(pages, block))
+        if "lengths_smem" in scratch:
 
             def fetch() -> None:
-                fetch_lengths(lengths, lengths_smem, scratch["lengths_full"])
+                fetch_lengths(lengths, scratch["lengths_smem"], scratch["lengths_full"])
 
             pl.when(warpgroup == self.config.heads)(fetch)
 
             plgpu.barrier_wait(scratch["lengths_full"])
-        schedule = Schedule(self.problem, self.config, lengths_smem)
+            lengths = scratch["lengths_smem"]
+        schedule = Schedule(self.problem, self.config, lengths)
 
         def memory() -> None:
-            pages = given[0] if given else None
             zero = jnp.int32(0)
             schedule.each(
                 block,
@@ -173,9 +183,19 @@ class _Decode:
                 ),
                 (jnp.int32(0), jnp.int32(0)),
             )
-            plgpu.wait_smem_to_gmem(0)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=self.config.ahead)
 
         pl.when(warpgroup < self.config.heads)(compute)
+
+    def _prefetch(self, pages: Any, block: Any) -> None:
+        """Brings a block's share of the page table into the L2 cache: whichever entries a block
+        needs, another one has asked for them."""
+        blocks = self.config.blocks
+        assert blocks is not None
+        share = -(-pages.shape[0] // blocks)
+        share = min(-(-share // _LINE) * _LINE, _WINDOW)
+        start = block * share
+        plgpu.async_prefetch(pages.at[pl.ds(start, share)], predicate=start < pages.shape[0])
 
     def _next(self, stage: Any) -> Any:
         following = stage + 1
@@ -241,7 +261,8 @@ class _Decode:
         for part in range(config.tile // self.page_rows):
             row = start + part * self.page_rows
             entry = lax.div(row, problem.page_size)
-            page = pages[item.sequence, lax.min(entry, problem.pages_per_sequence - 1)]
+            entry_of_page = lax.min(entry, problem.pages_per_sequence - 1)
+            page = pages[item.sequence * problem.pages_per_sequence + entry_of_page]
             place = page * problem.page_size + (row - entry * problem.page_size)
             found.append(jnp.where(row < item.length, place, beyond))
         return found

@@ -77,6 +77,15 @@ class Item:
     length: Any
 
 
+_FEW = 32
+"""Sequences whose lengths are loaded at once, sooner than a copy brings them."""
+
+
+def loads_lengths(problem: Problem, config: DecodeConfig) -> bool:
+    """Whether every lane loads the lengths, rather than all share a copy in shared memory."""
+    return config.ahead and problem.batch <= _FEW
+
+
 class Schedule:
     """The ranges of tiles, as values of a kernel.
 
@@ -86,13 +95,18 @@ class Schedule:
     """
 
     def __init__(self, problem: Problem, config: DecodeConfig, lengths: Any):
-        """``lengths``: a reference to ``padded`` integers in shared memory, or None."""
+        """``lengths``: a reference to ``padded`` integers in shared memory, or None; to all of them
+        in global memory if lanes load them."""
         assert config.blocks is not None
         self.problem, self.config, self.lengths = problem, config, lengths
         self.blocks: int = config.blocks
         self.units = problem.kv_heads // config.heads * problem.parts
+        self.loaded: list[Any] = []
         if lengths is None:
             tiles: Any = jnp.int32(problem.batch * self._most_tiles())
+        elif loads_lengths(problem, config):
+            self.loaded = [self._tiles(lengths[number]) for number in range(problem.batch)]
+            tiles = sum(self.loaded[1:], self.loaded[0])
         else:
             entries = lengths[...]
             numbers = lax.broadcasted_iota(jnp.int32, entries.shape, 0)
@@ -140,11 +154,17 @@ class Schedule:
             return found, jnp.where(passed, after, before), after
 
         zero = jnp.int32(0)
+        sequence, before, so_far = zero, zero, zero
+        for number, tiles in enumerate(self.loaded):
+            so_far += tiles
+            sequence = jnp.where(so_far <= position, number + 1, sequence)
+            before = jnp.where(so_far <= position, so_far, before)
         # The entries are looked at in fours, so that their loads overlap; those beyond the last
         # sequence are never passed.
-        sequence, before, _ = lax.fori_loop(
-            0, -(-self.problem.batch // 4) * 4, step, (zero, zero, zero), unroll=4
-        )
+        if not self.loaded:
+            sequence, before, _ = lax.fori_loop(
+                0, -(-self.problem.batch // 4) * 4, step, (zero, zero, zero), unroll=4
+            )
         rest = tile - before * self.units
         tiles = self.tiles(sequence)
         unit = lax.div(rest, tiles)
