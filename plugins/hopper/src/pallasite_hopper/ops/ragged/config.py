@@ -34,6 +34,8 @@ class RaggedConfig:
         warpgroups halve its columns, and two such tiles are a unit of work. Of ``ragged_matmul``.
       skip: whether a warpgroup multiplies nothing where no row of its part is of the group. Of
         ``ragged_matmul`` with ``split="m"``.
+      share: blocks that may share the columns of a tile of the last round, 1, 2 or 4. Of
+        ``ragged_matmul``.
       cluster: blocks of a cluster, 1 or 2. Their tiles are side by side along n, and what both read
         of the rows is fetched once. Of ``ragged_matmul``; not together with ``halves``.
     """
@@ -48,6 +50,7 @@ class RaggedConfig:
     epilogue_buffers: int = 2
     halves: bool = False
     skip: bool = False
+    share: int = 4
     cluster: int = 1
 
     def __post_init__(self) -> None:
@@ -64,6 +67,7 @@ class RaggedConfig:
         self._require(self.epilogue_buffers > 0, "epilogue_buffers", "at least 1")
         fits = self.tile_m % 128 == 0 and self.tile_n % (2 * self.epilogue_n) == 0
         self._require(fits or not self.halves, "halves", "tiles that can be halved either way")
+        self._require(self.share in (1, 2, 4), "share", "1, 2 or 4")
         by_rows = self.split == "m" and not self.halves
         self._require(by_rows or not self.skip, "skip", "split = 'm', and no halves")
         alone = self.cluster == 1 or (self.cluster == 2 and not self.halves)

@@ -201,7 +201,8 @@ class _Loop:
         if self.problem.groups > MOST_GROUPS:
             return []
         least = config.epilogue_n * (COMPUTE if config.split == "n" else 1)
-        return [share for share in (2, 4) if config.tile_n % (share * max(least, 64)) == 0]
+        fitting = (one for one in (2, 4) if one <= config.share)
+        return [share for share in fitting if config.tile_n % (share * max(least, 64)) == 0]
 
     def _over_tiles(
         self,
