@@ -40,7 +40,12 @@ orders too."""
 
 
 def listed(
-    sizes: Sizes, most: int, clusters: bool = False, stages: bool = False, fewer: bool = False
+    sizes: Sizes,
+    most: int,
+    clusters: bool = False,
+    stages: bool = False,
+    fewer: bool = False,
+    resident: bool = False,
 ) -> list[MatmulConfig]:
     """What is measured of a shape besides the default.
 
@@ -48,9 +53,12 @@ def listed(
       clusters: whether that is every way to share operands of some tiles, above all.
       stages: whether that is the best tiles with several numbers of stages.
       fewer: whether that is the best tiles with fewer stages.
+      resident: whether that is tiles of blocks of which a multiprocessor has several.
     """
+    if resident:
+        return _resident(sizes, most)
     if fewer:
-        return _fewer_stages(sizes)[:most]
+        return _fewer_stages(sizes, candidates.candidates(sizes))[:most]
     if stages:
         return _stages(sizes)[:most]
     every = [*candidates.candidates(sizes), *candidates.further_candidates(sizes)]
@@ -120,19 +128,31 @@ def _stages(sizes: Sizes) -> list[MatmulConfig]:
     return list(dict.fromkeys(one for group in groups for one in group))
 
 
-def _fewer_stages(sizes: Sizes) -> list[MatmulConfig]:
+def _fewer_stages(sizes: Sizes, found: Iterable[MatmulConfig]) -> list[MatmulConfig]:
     """The best tiles, and the same with fewer stages."""
     kinds: dict[Any, MatmulConfig] = {}
-    for one in sorted(candidates.candidates(sizes), key=lambda one: choice._rank(sizes, one)):
+    for one in sorted(found, key=lambda one: choice._rank(sizes, one)):
         if one.cluster_blocks == one.split_k == one.last_parts == 1 or not kinds:
-            kinds.setdefault((one.swap, one.tile_m, one.tile_n, one.tile_k, one.parts > 1), one)
-    found = []
+            tile = (one.swap, one.tile_m, one.tile_n, one.tile_k, one.parts > 1, one.resident)
+            kinds.setdefault(tile, one)
+    listed = []
     for one in list(kinds.values())[:TILES]:
-        least = max(3, -(-LEAST_AHEAD // (one.tile_m * one.tile_k * sizes.size)))
+        least = max(3, -(-LEAST_AHEAD // one.resident // (one.tile_m * one.tile_k * sizes.size)))
         step = 1 + (one.stages > 8)
         fewer = range(one.stages - step, least - 1, -step)
-        found += [one, *(dataclasses.replace(one, stages=stages) for stages in fewer)]
-    return found
+        listed += [one, *(dataclasses.replace(one, stages=stages) for stages in fewer)]
+    return listed
+
+
+def _resident(sizes: Sizes, most: int) -> list[MatmulConfig]:
+    """The best tiles, and those of blocks of which a multiprocessor has several."""
+    every = [*candidates.candidates(sizes), *candidates.further_candidates(sizes)]
+    usual = sorted(candidates.candidates(sizes), key=lambda one: choice._rank(sizes, one))[:BEST]
+    several: list[MatmulConfig] = []
+    for resident in (2, 3):
+        found = (one for one in every if one.resident == resident)
+        several += _fewer_stages(sizes, found)[: (most - len(usual)) // 2]
+    return [*several, *usual]
 
 
 def _tilings(ordered: Sequence[MatmulConfig]) -> list[MatmulConfig]:
@@ -171,6 +191,9 @@ def main(argv: Sequence[str]) -> int:
         "--stages", action="store_true", help="several numbers of stages of the best tiles"
     )
     parser.add_argument("--fewer", action="store_true", help="fewer stages of the best tiles")
+    parser.add_argument(
+        "--resident", action="store_true", help="several blocks of a multiprocessor, above all"
+    )
     parser.add_argument("--most", type=int, default=16, help="configurations of a shape")
     parser.add_argument("--search", action="store_true", help="let XLA search among its kernels")
     side_by_side.hold_option(parser)
@@ -191,7 +214,7 @@ def main(argv: Sequence[str]) -> int:
     cases = []
     for shape in dict.fromkeys(wanted):
         sizes = Case(shape, arguments.dtype, ()).sizes
-        names = ("clusters", "stages", "fewer")
+        names = ("clusters", "stages", "fewer", "resident")
         ways = {name: getattr(arguments, name) for name in names}
         configurations = (None, *listed(sizes, arguments.most, **ways))
         cases.append(Case(shape, arguments.dtype, configurations, arguments.search))

@@ -113,3 +113,13 @@ def test_configurations_with_more_stages_are_measured_too():
     assert all(one.fits(2, 2) for one in listed)
     assert max(one.stages for one in listed) > 12
     assert {one.epilogue_in_stages for one in listed} == {False, True}
+
+
+def test_fewer_stages_and_several_blocks_of_a_multiprocessor_are_measured_too():
+    """Of few rows; without them none."""
+    sizes = Case((3, 20480, 2048), "bf16", ()).sizes
+    fewer = gemm_configs.listed(sizes, 12, fewer=True)
+    assert len({one.stages for one in fewer}) > 3 and {one.resident for one in fewer} == {1}
+    several = gemm_configs.listed(sizes, 16, resident=True)
+    assert {one.resident for one in several} == {1, 2, 3} and len(several) <= 16
+    assert all(one.fits(2, 2) for one in (*fewer, *several))

@@ -154,6 +154,9 @@ CONFIGS = {
     "swapped": MatmulConfig(
         swap=True, tile_m=64, tile_n=32, warpgroups=1, split="m", epilogue_n=32, stages=3
     ),
+    "swapped, several blocks on a multiprocessor": MatmulConfig(
+        swap=True, tile_m=64, tile_n=32, warpgroups=1, split="m", epilogue_n=32, resident=3
+    ),
     "parts of k": dataclasses.replace(SMALL, split_k=2),
     "swapped parts of k": MatmulConfig(
         swap=True, tile_m=64, tile_n=32, warpgroups=1, split="m", epilogue_n=8, stages=2, split_k=4

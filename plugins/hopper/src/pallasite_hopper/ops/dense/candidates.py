@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, SHARED_MEMORY, MatmulConfig
+from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, MatmulConfig
 from pallasite_hopper.ops.dense.cost import H200, Sizes, visited
 
 _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
@@ -65,6 +65,8 @@ _FROM_WHICH_COLUMNS_WAIT = 128 * 128
 memory of their own (measured on an H200)."""
 DEEPEST = 24
 """Stages at most of configurations that are measured to see whether more would be faster."""
+_SMALL = 128 * 64
+"""Elements of a tile at most whose sums leave registers for other blocks."""
 _FEW_STAGES = 5
 """So few that a further one is worth more than columns of the epilogue at a time."""
 _GROUPS = (1, 2, 4, 8, 16)
@@ -100,6 +102,7 @@ def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
             config = None if config is None else _with_stages(config, m_tiles * n_tiles, n, sizes)
             if config is not None:
                 yield config
+    yield from _several_resident(sizes)
     for tile, (m, n) in (*_alternate_tiles(sizes), *_larger_tiles(sizes)):
         tiles = -(-m // tile.tile_m) * -(-n // tile.tile_n)
         if not tile.swap or m <= tile.tile_m or (tile.alternate and tiles <= H200.multiprocessors):
@@ -108,6 +111,19 @@ def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
         config = None if config is None else _with_stages(config, tiles, n, sizes)
         if config is not None:
             yield from (*_with_narrow_epilogue(config, sizes), config)
+
+
+def _several_resident(sizes: Sizes) -> Iterator[MatmulConfig]:
+    """Small tiles of blocks of which a multiprocessor has several at a time."""
+    for tile, (m, n) in _tiles(sizes):
+        tiles = -(-m // tile.tile_m) * -(-n // tile.tile_n)
+        small = tile.warpgroups == 1 and tile.tile_m * tile.tile_n <= _SMALL
+        for resident in (2, 3):
+            if small and tiles > H200.multiprocessors and sizes.size == 2:
+                config = _completed(tile, {"resident": resident}, m, n, sizes)
+                config = None if config is None else _with_stages(config, tiles, n, sizes)
+                if config is not None and config.stages > 2:
+                    yield config
 
 
 def deeper(config: MatmulConfig, sizes: Sizes) -> Iterator[MatmulConfig]:
@@ -444,7 +460,7 @@ def with_most_stages(
       over_sums: whether the sums of other blocks may come where the stages were.
       most: stages at most.
     """
-    free = SHARED_MEMORY - config.staging_bytes(out_size)
+    free = config.shared_limit - config.staging_bytes(out_size)
     if not over_sums:
         free -= config.sums_bytes
     stages = min(free // config.stage_bytes(size), most)

@@ -12,6 +12,9 @@ SHARED_MEMORY = 227 * 1024
 _RESERVE = 1024
 """For barriers."""
 
+_SYSTEM = 1024
+"""Of each block, which CUDA uses."""
+
 _FEW_COLUMNS = 64
 
 MAXIMUM_STAGES = 12
@@ -59,6 +62,9 @@ class MatmulConfig:
         whole rounds of tiles leave: so fewer multiprocessors wait for the last of them. They need
         be no more than clusters, else nothing is shared. Not together with ``cluster``,
         ``split_k``, ``parts`` and ``rest``.
+      resident: blocks that a multiprocessor has room for, 1 to 3. With several, each block has one
+        tile, and multiprocessors get the next tile when they have done one, rather than as many
+        as any other. Not together with ``alternate``, ``cluster``, ``split_k`` and ``last_parts``.
       evict_first: whether the L2 cache gives up first what nobody reads again: the left operand if
         all tiles have the same columns, the right one if they have the same rows.
       rest: the configuration of a second kernel, which computes what this one leaves: so whole
@@ -88,6 +94,7 @@ class MatmulConfig:
     split_k: int = 1
     parts: int = 1
     last_parts: int = 1
+    resident: int = 1
     evict_first: bool = False
     rest: MatmulConfig | None = None
     rest_from: int = 0
@@ -107,6 +114,7 @@ class MatmulConfig:
             ("warpgroups", (1, 2)),
             ("last_parts", (1, 2)),
             ("in_flight", (0, 1)),
+            ("resident", (1, 2, 3)),
             ("split_k", tuple(range(1, 9))),
         ):
             if getattr(self, name) not in accepted:
@@ -142,6 +150,14 @@ class MatmulConfig:
                 got=f"warpgroups={self.warpgroups}, split_k={self.split_k}, parts={self.parts}, "
                 f"last_parts={self.last_parts}",
                 expected="two warpgroups, and split_k = parts = last_parts = 1",
+            )
+        several = max(self.cluster_blocks, self.split_k, self.last_parts)
+        if self.resident > 1 and (self.alternate or several > 1):
+            raise InvalidValueError(
+                "MatmulConfig.resident does not go together with blocks that share a tile",
+                got=f"resident={self.resident}, alternate={self.alternate}, "
+                f"cluster={self.cluster}, split_k={self.split_k}, last_parts={self.last_parts}",
+                expected="alternate = False, and cluster = split_k = last_parts = 1",
             )
         if self.epilogue_in_stages and (
             self.alternate or self.last_parts > 1 or self.rest is not None
@@ -281,4 +297,9 @@ class MatmulConfig:
         """Whether shared memory suffices; see :meth:`shared_bytes`."""
         if self.epilogue_in_stages and self.sums_in_stages(size, out_size):
             return False
-        return self.shared_bytes(size, out_size) <= SHARED_MEMORY
+        return self.shared_bytes(size, out_size) <= self.shared_limit
+
+    @property
+    def shared_limit(self) -> int:
+        """Bytes of shared memory that a block may use, so that all of them have room."""
+        return (SHARED_MEMORY + _SYSTEM) // self.resident - _SYSTEM

@@ -65,6 +65,8 @@ def build(
         clusters = min(resident_clusters(config.cluster_blocks, multiprocessors), loop.items)
     if config.last_parts > 1:
         clusters = multiprocessors // config.last_parts
+    if config.resident > 1:
+        clusters = loop.items
     if config.epilogue_in_stages and clusters < loop.items:
         raise InvalidValueError(
             "MatmulConfig.epilogue_in_stages is for blocks that have one tile each",
@@ -134,6 +136,7 @@ def build(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
             unsafe_no_auto_barriers=True,
             approx_math=True,
+            min_blocks=config.resident,
             **options,
         ),
     )
@@ -280,12 +283,17 @@ class MatmulLoop:
         memory_registers, compute_registers = REGISTERS[compute]
         warpgroup = lax.axis_index("warpgroup")
 
+        # Where a multiprocessor has several blocks, few columns need no more than an equal share.
+        divides = self.config.resident == 1
+
         def fetch() -> None:
-            plgpu.set_max_registers(memory_registers, action="decrease")
+            if divides:
+                plgpu.set_max_registers(memory_registers, action="decrease")
             self.fetch(a, b, a_smem, b_smem, full, empty)
 
         def multiply() -> None:
-            plgpu.set_max_registers(compute_registers, action="increase")
+            if divides:
+                plgpu.set_max_registers(compute_registers, action="increase")
             write = functools.partial(
                 self.finish, warpgroup, operands, out, out_smem, residual_full
             )
