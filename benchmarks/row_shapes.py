@@ -30,6 +30,7 @@ import side_by_side
 import timing
 
 from pallasite import gpu as plgpu
+from pallasite_std.math import values
 from pallasite_std.ops.rows import (
     column_sums,
     cross_entropy_kernels,
@@ -92,6 +93,11 @@ _PIPELINED: tuple[Change, ...] = (
     (norm_kernels, "suits_stream", _never),
     (norm_kernels, "_by_columns", _never),
 )
+_BY_WORDS: tuple[Change, ...] = (
+    (values, "PAIRS", True),
+    # What is kept of kernels does not know of that.
+    (norm_kernels.Norm, "name", property(lambda norm: "norm_by_words")),
+)
 WAYS: dict[str, tuple[Change, ...]] = {
     "as chosen": (),
     "forward not pipelined": (
@@ -153,6 +159,8 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "all pipelined, up to 16 elements of a lane": (*_PIPELINED, (pipelines, "PASS_ELEMENTS", 16)),
     "all pipelined, up to 24 elements of a lane": (*_PIPELINED, (pipelines, "PASS_ELEMENTS", 24)),
     "all pipelined, up to 32 elements of a lane": (*_PIPELINED, (pipelines, "PASS_ELEMENTS", 32)),
+    "converted by words": _BY_WORDS,
+    "all pipelined, converted by words": (*_PIPELINED, *_BY_WORDS),
     "warpgroups await the block": ((kernel, "BY_BLOCK", True),),
     "few rows by whole warpgroups": ((tiling, "RAGGED", False),),
     "gradients not pipelined": ((norm_kernels, "gradient_pipeline", _none),),

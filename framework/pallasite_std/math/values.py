@@ -338,6 +338,9 @@ class Real:
         """The same number in a wider format."""
         if self.format is format:
             return self
+        pairs = _is_vector(self.value) and length(self.value) % 2 == 0
+        if PAIRS and pairs and (self.format.name, format.name) == ("bf16", "f32"):
+            return Real(_extended_pairs(self.value))
         return Real(arith.extf(_like(self.value, format.name), self.value))
 
     def truncate(self, format: Format) -> Real:
@@ -349,6 +352,22 @@ class Real:
         if name is not None and (words := _two_words(self.value)) is not None:
             return Real(ops.intrinsic(result, name, words[1], words[0]))
         return Real(arith.truncf(result, self.value))
+
+
+PAIRS = False
+"""Whether a word of two bf16 is extended by one instruction for each, not taken apart first."""
+
+
+def _extended_pairs(value: ir.Value) -> ir.Value:
+    """A vector of an even number of bf16 as f32: one half of a word is shifted, one masked."""
+    words = vector.bitcast(vector_type(parse_type("i32"), length(value) // 2), value)
+
+    def constant(number: int) -> ir.Value:
+        one = ir.IntegerAttr.get(parse_type("i32"), number)
+        return arith.constant(words.type, ir.DenseElementsAttr.get_splat(words.type, one))
+
+    halves = arith.shli(words, constant(16)), arith.andi(words, constant(-(1 << 16)))
+    return vector.interleave(*(arith.bitcast(_like(one, "f32"), one) for one in halves))
 
 
 _OF_TWO_WORDS = {"f16": "llvm.nvvm.ff2f16x2.rn", "bf16": "llvm.nvvm.ff2bf16x2.rn"}
