@@ -185,6 +185,8 @@ def _attend(problem: Problem, config: DecodeConfig, *operands: Any) -> jax.Array
     out, *parts = main(*operands)
     if completion is not None:
         lengths = operands[5 if problem.scales else 3 :][: int(problem.lengths)]
+        if config.ahead:
+            lengths = ()  # The plan, one of the parts, says what they mean.
         out = completion(*lengths, *parts, out)
     result: jax.Array = out
     return result

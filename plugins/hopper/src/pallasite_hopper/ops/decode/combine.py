@@ -16,20 +16,18 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.decode import kernel
 from pallasite_hopper.ops.decode.config import DecodeConfig
-from pallasite_hopper.ops.decode.schedule import (
-    Problem,
-    Schedule,
-    loads_lengths,
-    padded_lengths,
-)
+from pallasite_hopper.ops.decode.schedule import Item, Problem, Schedule, padded_lengths
 from pallasite_hopper.ops.flash import softmax
 
 
 def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
-    """The kernel as a function of (lengths?, results, maxima, sums, out); ``out`` is completed."""
+    """The kernel as a function of (lengths?, results, maxima, sums, out); ``out`` is completed.
+
+    With a plan there are no lengths, and the plan comes after ``sums``.
+    """
     assert config.blocks is not None
     scratch = {"out_smem": plgpu.SMEM((problem.columns, problem.head_dim), problem.dtype)}
-    if problem.lengths and not loads_lengths(problem, config):
+    if problem.lengths and not config.ahead:
         scratch["lengths_smem"] = plgpu.SMEM((padded_lengths(problem),), jnp.int32)
         scratch["lengths_full"] = plgpu.Barrier()
     built: Callable[..., Any] = plgpu.kernel(
@@ -38,7 +36,7 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
         grid=(config.blocks - 1, config.heads),
         grid_names=("block", "head"),
         scratch_types=scratch,
-        input_output_aliases={3 + problem.lengths: 0},
+        input_output_aliases={4 if config.ahead else 3 + problem.lengths: 0},
         kernel_name="decode_attention_combine",
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
@@ -60,12 +58,15 @@ class _Combine:
 
     def run(self, *refs: Any, **scratch: Any) -> None:
         """The kernel's body."""
+        if self.config.ahead:
+            self._as_planned(*refs, staging=scratch["out_smem"])
+            return
         *given, results, maxima, sums, _, out = refs
-        lengths = given[0] if given else None
-        if "lengths_smem" in scratch:
-            kernel.fetch_lengths(lengths, scratch["lengths_smem"], scratch["lengths_full"])
-            plgpu.barrier_wait(scratch["lengths_full"])
+        lengths = None
+        if given:
             lengths = scratch["lengths_smem"]
+            kernel.fetch_lengths(given[0], lengths, scratch["lengths_full"])
+            plgpu.barrier_wait(scratch["lengths_full"])
         schedule = Schedule(self.problem, self.config, lengths)
         block = lax.axis_index("block") + 1
         start, end = schedule.start(block), schedule.start(block + 1)
@@ -77,16 +78,37 @@ class _Combine:
             def complete() -> None:
                 first = schedule.block_of(start - before)
                 item = schedule.item(sequence, unit)
-                head = lax.axis_index("head")
-                values, total = self._combined((results, maxima, sums), first, block, head)
-                kernel.write_results(
-                    self.problem, values, total, scratch["out_smem"], out, item, item.head + head
+                self._complete(
+                    (results, maxima, sums), first, block, item, scratch["out_smem"], out
                 )
-                plgpu.wait_smem_to_gmem(0, wait_read_only=self.config.ahead)
+                plgpu.wait_smem_to_gmem(0)
 
             pl.when((before > 0) & ends)(complete)
 
         pl.when(start < end)(look)
+
+    def _as_planned(
+        self, results: Any, maxima: Any, sums: Any, plan: Any, _: Any, out: Any, staging: Any
+    ) -> None:
+        block = lax.axis_index("block") + 1
+        first, number = plan[block, 0], plan[block, 1]
+
+        def complete() -> None:
+            schedule = Schedule(self.problem, self.config, None)
+            sequence = lax.div(number, schedule.units)
+            item = schedule.item(sequence, number - sequence * schedule.units)
+            self._complete((results, maxima, sums), first, block, item, staging, out)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+        pl.when(first >= 0)(complete)
+
+    def _complete(
+        self, parts: tuple[Any, ...], first: Any, last: Any, item: Item, staging: Any, out: Any
+    ) -> None:
+        """Writes the results of an item of which the blocks from first to last have left parts."""
+        head = lax.axis_index("head")
+        values, total = self._combined(parts, first, last, head)
+        kernel.write_results(self.problem, values, total, staging, out, item, item.head + head)
 
     def _combined(self, parts: tuple[Any, ...], first: Any, last: Any, head: Any) -> Any:
         """The sum of the parts of an item, which the blocks from first to last have left."""

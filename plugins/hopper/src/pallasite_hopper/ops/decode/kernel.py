@@ -48,7 +48,8 @@ def partial_shapes(problem: Problem, config: DecodeConfig) -> tuple[jax.ShapeDty
     outer = (2, config.blocks, config.heads)
     vectors = jax.ShapeDtypeStruct((*outer, problem.columns), jnp.float32)
     results = jax.ShapeDtypeStruct((*outer, problem.head_dim, problem.columns), jnp.float32)
-    return results, vectors, vectors
+    plan = jax.ShapeDtypeStruct((config.blocks, 2), jnp.int32)
+    return (results, vectors, vectors, *([plan] if config.ahead else []))
 
 
 def out_shape(problem: Problem) -> jax.ShapeDtypeStruct:
@@ -142,8 +143,10 @@ class _Decode:
 
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
         """The kernel's body; ``refs`` are scales, lengths and pages, if any, then the results."""
-        *given, out, results, maxima, sums = refs
-        given = list(given)
+        given = list(refs)
+        plan = given.pop() if self.config.ahead else None
+        out, results, maxima, sums = given[-4:]
+        del given[-4:]
         self.scales = (given.pop(0), given.pop(0)) if self.problem.scales else None
         self.scratch, self.partial = scratch, (results, maxima, sums)
         lengths = given.pop(0) if self.problem.lengths else None
@@ -172,6 +175,9 @@ class _Decode:
                 ),
                 (zero, zero, zero),
             )
+            if plan is not None:
+                for place, value in enumerate(schedule.ended(block)):
+                    plan[block, place] = value
 
         pl.when(warpgroup == self.config.heads)(memory)
 

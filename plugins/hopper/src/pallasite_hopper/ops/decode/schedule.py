@@ -170,6 +170,16 @@ class Schedule:
         unit = lax.div(rest, tiles)
         return sequence, unit, rest - unit * tiles
 
+    def ended(self, block: Any) -> tuple[Any, Any]:
+        """What is to be combined of a range: the block where its first item begins, or -1 if that
+        is this one or does not end here; and the item's number."""
+        start, end = self.start(block), self.start(block + 1)
+        sequence, unit, before = self.find(jnp.where(start < end, start, 0))
+        ends = start - before + self.tiles(sequence) <= end
+        some = (start < end) & (before > 0) & ends
+        first = jnp.where(some, self.block_of(start - before), -1)
+        return first, sequence * self.units + unit
+
     def item(self, sequence: Any, unit: Any) -> Item:
         """What a unit of a sequence is."""
         problem = self.problem
