@@ -59,7 +59,7 @@ class _Combine:
     def run(self, *refs: Any, **scratch: Any) -> None:
         """The kernel's body."""
         if self.config.ahead:
-            self._as_planned(*refs, staging=scratch["out_smem"])
+            self._as_planned(scratch["out_smem"], *refs)
             return
         *given, results, maxima, sums, _, out = refs
         lengths = None
@@ -88,7 +88,7 @@ class _Combine:
         pl.when(start < end)(look)
 
     def _as_planned(
-        self, results: Any, maxima: Any, sums: Any, plan: Any, _: Any, out: Any, staging: Any
+        self, staging: Any, results: Any, maxima: Any, sums: Any, plan: Any, _: Any, out: Any
     ) -> None:
         block = lax.axis_index("block") + 1
         first, number = plan[block, 0], plan[block, 1]
