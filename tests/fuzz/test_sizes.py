@@ -159,6 +159,11 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
         Program("joined along rows", (205, 5), "uint8", WARPGROUP),
         Program("one axis more", (2731,), "float16", LANE),
         Program("masked", (64, 32, 12), "uint16", WARPGROUP),
+        Program("masked", (64, 32, 12), "uint16", LANE),
+        Program("stacked", (253, 3), "bfloat16", LANE),
+        Program("stacked", (27, 49), "float16", WARPGROUP),
+        Program("stacked", (59, 122), "float16", WARPGROUP),
+        Program("min of columns", (8, 39, 31), "int16", LANE),
     ],
     ids=str,
 )

@@ -39,6 +39,9 @@ _ELEMENT_BY_ELEMENT = 16.0
 _LOOP_STEP = 1.0
 """Of a warp, in a loop that moves an element of each lane: its instructions stay in the cache."""
 
+_END = 4.0
+"""An access of one thread to a part of the last vector, in a branch of its own."""
+
 _ROOMY = 128
 """Registers of a lane that one array can take without others being spilled."""
 
@@ -210,7 +213,7 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
     all_warps = layout.warp_count * passes
     if layout.flat and layout.is_padded and memory.is_contiguous:
         all_warps = memory.size * memory.element_bits / 8 / 128  # Without the padding.
-    cost = max(all_warps, WARPS * len(plan.accesses)) + ends + issue
+    cost = max(all_warps, WARPS * len(plan.accesses)) + _END * ends + issue
     return cost + (_reordered(plan) if memory.element_bits < 32 else 0)
 
 

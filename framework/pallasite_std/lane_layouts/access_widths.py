@@ -10,7 +10,7 @@ import jax
 from pallasite.plugin import Registry, Target
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import bit_width
-from pallasite.plugin.layouts import Layout, default_strided
+from pallasite.plugin.layouts import Layout, RegisterLayout, default_strided, padded
 from pallasite_std.lane_layouts.linked_variables import LinkedVariables
 from pallasite_std.memory.relayout import USUAL
 from pallasite_std.memory.rows import better_row
@@ -22,6 +22,9 @@ _RENAMING = (_lax.reshape_p, _lax.squeeze_p, _lax.broadcast_in_dim_p)
 _FEW = 8 * 128
 """Elements of an array, at most, that threads access one by one rather than in a row of vectors."""
 
+
+_QUOTIENTS = 6
+"""Instructions for an index of each element of an array of several dimensions in one row."""
 
 _EXCHANGE = 40
 """Instructions by which an array goes from one layout to a row, beside those for registers."""
@@ -54,6 +57,7 @@ class AccessWidths:
         self._repeating: set[Any] = set()
         self._widest: dict[Any, int] | None = None
         self._offsets: list[tuple[Any, int]] = []
+        self._counting: list[Any] = []
 
     def add(self, jaxpr: Any) -> None:
         """Takes account of a jaxpr and of those inside it, unless it has already."""
@@ -89,6 +93,10 @@ class AccessWidths:
             self._placed = {self._variables.group(one) for one in self._others}
             self._repeating = {self._variables.group(one) for one in self._stretched}
         limit = self.limit(variable)
+        if limit is not None and any(
+            self._group(one) == self._group(variable) for one in self._counting
+        ):
+            return _counted(shape, limit)
         if limit is None or self._variables.group(variable) in self._placed:
             return None
         if math.prod(shape) <= _FEW:
@@ -153,6 +161,8 @@ class AccessWidths:
         ):
             arrays = [one for one in equation.invars if _is_array(one)]
             moves = getattr(getattr(rule, "function", None), "moves", None)
+            if equation.primitive is _lax.iota_p and len(_shape(equation.outvars[0])) > 1:
+                self._counting += equation.outvars
             if moves and moves([one.aval for one in equation.invars], **equation.params):
                 self._others += [one for one in equation.outvars if _is_array(one)]
             elif arrays:
@@ -161,6 +171,22 @@ class AccessWidths:
             self.add(region.jaxpr)
             self._variables.link_region(equation, region)
             self._variables.link_carried(equation, region)
+
+
+def _counted(shape: tuple[int, ...], limit: int) -> Layout | None:
+    """The layout of vectors of rows where that is less work than all elements in one row, of which
+    indices along several dimensions are quotients; None if it is not, or no row is usual."""
+    own = default_strided(shape, 128 // limit)
+    if not own.flat:
+        return None
+    widths = [n for n in (16, 8, 4, 2, 1) if n <= limit and shape[-1] % n == 0]
+
+    def work(layout: RegisterLayout) -> int:
+        element = 1 + _QUOTIENTS * layout.flat
+        return layout.registers * (layout.vector_length * element + 2)
+
+    best = min((padded(shape, n) for n in widths), key=work)
+    return best if work(best) < work(own) else None
 
 
 def _is_renamed(equation: Any) -> bool:

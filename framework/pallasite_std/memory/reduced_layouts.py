@@ -33,6 +33,9 @@ _FEW = 32
 _FEWEST = 4
 """Elements that are reduced, of which lanes have one each, at least."""
 
+_APART = 2.5
+"""Instructions that take a register apart into two elements and combine these."""
+
 _SECTOR = 32
 """Bytes of memory that are moved together."""
 
@@ -251,6 +254,8 @@ def _work(
     # Two elements become one register by one more instruction.
     combined = max(1.0, width * max(16, bits) / 32) + (accesses - 1) / 2
     work = registers * (2 * accesses + combined + touched * sector)
+    if accesses > 1 and along in axes and shape[along] > width:
+        work += _APART * values
     work += -(-values * max(16, bits) // 32) * (steps * _EXCHANGE + crossing * _ACROSS_WARPS)
     return work + crossing * _ACROSS_WARPS + _GUARD * (groups - unguarded)
 

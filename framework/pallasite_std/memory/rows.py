@@ -56,16 +56,17 @@ def row(shape: tuple[int, ...], vector_length: int, *, alone: bool = False) -> R
 
 
 @functools.lru_cache(maxsize=4096)
-def better_row(layout: RegisterLayout, widest: int) -> RegisterLayout | None:
-    """A :func:`row` of vectors of at most ``widest`` elements that means much less work for each
-    lane than another layout, where only element-wise operations follow; or None."""
+def better_row(layout: RegisterLayout, widest: int, gain: float = 1.25) -> RegisterLayout | None:
+    """A :func:`row` of vectors of at most ``widest`` elements that means less work for each lane
+    than another layout, where only element-wise operations follow; or None. If the kernel is not
+    short, it is ``gain`` times less."""
     if layout.size <= LANES * WARPS or not layout.size & (layout.size - 1):
         return None
     widths = (n for n in (16, 8, 4, 2, 1) if n <= widest)
     work = functools.partial(_work, widest=widest)
     best = min((row(layout.shape, n, alone=True) for n in widths), key=work, default=layout)
     own, other = work(layout), work(best)
-    return best if (other if own < _SHORT else other * 1.25) < own else None
+    return best if (other if own < _SHORT else other * gain) < own else None
 
 
 def moved(shape: tuple[int, ...], bits: int) -> RegisterLayout | None:
@@ -95,12 +96,12 @@ def _work(layout: RegisterLayout, widest: int) -> float:
 
 def suitable_layouts(reference: MemoryReference) -> list[Layout]:
     """The default layout; and a row, in which elements of dense memory are moved by fewer accesses,
-    if nothing needs another layout."""
+    if nothing needs another layout. What else they are needed for is weighed elsewhere."""
     best = default_layout(reference)
     extents = reference.layout.flat_extents
     if len(extents) != 1 or extents[0].stride != 1:
         return [best]
-    other = better_row(best, 8 * min(16, reference.offset_alignment) // reference.element_bits)
+    other = better_row(best, 8 * min(16, reference.offset_alignment) // reference.element_bits, 1.0)
     return [best] if other is None else [best, other]
 
 

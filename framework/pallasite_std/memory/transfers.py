@@ -325,11 +325,16 @@ def store_array(
         store_matrices(plan, access_addresses(launch, reference, plan.rows), values)
         return
     address_of = access_addresses(launch, reference, plan)
+    only_block = launch.geometry.blocks * launch.geometry.threads == 1
     for guards, accesses in guarded_groups(plan.everything).items():
         with where_elements(launch, layout, guards):
             for access in accesses:
                 value = piece_of(values, access.parts, plan.element_bits)
                 store(value, address_of(access), alignment=access.bytes(plan))
+        if guards and only_block and not reference.space.is_shared:
+            # Else LLVM repeats what follows in either branch, up to where it branches like that
+            # again. This is convergent, and nothing.
+            ops.inline_assembly("", "")
 
 
 def remote_pointer(reference: MemoryReference) -> MemoryReference:
