@@ -348,34 +348,53 @@ def pipelined_row_kernel(
 
         def fetch(step: Any) -> None:
             barrier = loaded.at[lax.rem(step, stages)]
-            for number in range(together):
+
+            def copy(count: int, number: int) -> None:
                 row = row_of(step, number)
+                for source, place in zip(refs, places(step, number), strict=False):
+                    columns_there = pl.ds(position(row), count)
+                    some = source.at[columns_there] if flat else source.at[row, window]
+                    plgpu.copy_gmem_to_smem(
+                        some, place.at[pl.ds(0, count)], barrier, oob_mode=INSIDE
+                    )
 
-                def copy(count: int, row: Any = row, number: int = number) -> None:
-                    for source, place in zip(refs, places(step, number), strict=False):
-                        columns_there = pl.ds(position(row), count)
-                        some = source.at[columns_there] if flat else source.at[row, window]
-                        plgpu.copy_gmem_to_smem(
-                            some, place.at[pl.ds(0, count)], barrier, oob_mode=INSIDE
-                        )
+            def copy_all() -> None:
+                for number in range(together):
+                    copy(wanted, number)
 
-                if short:
-                    pl.when(row < rows - 1)(functools.partial(copy, wanted))
-                    pl.when(row == rows - 1)(functools.partial(copy, fetched))
-                else:
-                    copy(wanted)
+            def copy_each() -> None:
+                for number in range(together - 1):
+                    last = row_of(step, number) == rows - 1
+                    pl.when(jnp.logical_not(last))(functools.partial(copy, wanted, number))
+                    pl.when(last)(functools.partial(copy, fetched, number))
+                copy(fetched, together - 1)
+
+            if short:
+                pl.when(jnp.logical_not(has_last(step)))(copy_all)
+                pl.when(has_last(step))(copy_each)
+            else:
+                copy_all()
+
+        def has_last(step: Any) -> Any:
+            """Whether the last row of the matrix is among those of a step: its last one."""
+            return row_of(step, together - 1) == rows - 1
 
         def await_rows(step: Any) -> None:
             plgpu.barrier_wait(loaded.at[lax.rem(step, stages)])
             if not (short and behind):
                 return
-            for number in range(together):
 
-                def add(number: int = number) -> None:
-                    for source, place in zip(refs, places(step, number), strict=False):
-                        place[pl.ds(fetched, behind)] = source[pl.ds(whole, behind)]
+            def add(number: int) -> None:
+                for source, place in zip(refs, places(step, number), strict=False):
+                    place[pl.ds(fetched, behind)] = source[pl.ds(whole, behind)]
 
-                pl.when(row_of(step, number) == rows - 1)(add)
+            def add_each() -> None:
+                for number in range(together - 1):
+                    last = row_of(step, number) == rows - 1
+                    pl.when(last)(functools.partial(add, number))
+                add(together - 1)
+
+            pl.when(has_last(step))(add_each)
 
         def early(step: Any) -> list[list[Any]]:
             step = lax.min(step, steps - 1)
