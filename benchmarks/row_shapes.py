@@ -98,6 +98,7 @@ _BY_WORDS: tuple[Change, ...] = (
     # What is kept of kernels does not know of that.
     (norm_kernels.Norm, "name", property(lambda norm: "norm_by_words")),
 )
+_AWAITED: tuple[Change, ...] = ((kernel, "BY_BLOCK", True),)
 WAYS: dict[str, tuple[Change, ...]] = {
     "as chosen": (),
     "forward not pipelined": (
@@ -161,7 +162,10 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "all pipelined, up to 32 elements of a lane": (*_PIPELINED, (pipelines, "PASS_ELEMENTS", 32)),
     "converted by words": _BY_WORDS,
     "all pipelined, converted by words": (*_PIPELINED, *_BY_WORDS),
-    "warpgroups await the block": ((kernel, "BY_BLOCK", True),),
+    "warpgroups await the block": _AWAITED,
+    "few rows have a block each": (*_AWAITED, (tiling, "SPREAD", True)),
+    "few rows shared from 8 elements on": (*_AWAITED, (tiling, "SHARED_FROM", 8)),
+    "few rows shared from 16 elements on": (*_AWAITED, (tiling, "SHARED_FROM", 16)),
     "few rows by whole warpgroups": ((tiling, "RAGGED", False),),
     "gradients not pipelined": ((norm_kernels, "gradient_pipeline", _none),),
     "by vectors": ((pipelines, "BY_COLUMNS", False),),

@@ -105,6 +105,12 @@ def row_tiling(rows: int, columns: int, itemsize: int, registers: Registers) -> 
 RAGGED = True
 """Whether warpgroups share few rows also if the last one then has fewer columns."""
 
+SPREAD = False
+"""Whether few short rows have a block each."""
+
+SHARED_FROM: int | None = None
+"""Elements of a lane from which on warpgroups share few rows that one would hold."""
+
 _MOST_ELEMENTS, _LEAST_ELEMENTS = 32, 4
 """Elements of a lane at most, and at least, where warpgroups share few rows."""
 
@@ -120,7 +126,11 @@ def few_rows_tiling(rows: int, tiling: RowTiling, itemsize: int) -> RowTiling:
       itemsize: of an element in memory, in bytes.
     """
     columns, vector = tiling.columns, max(1, VECTOR_BYTES // itemsize)
-    if not RAGGED or tiling.resident or rows >= BUSY_ROWS:
+    if SPREAD and tiling.height > 1 and rows < BUSY_ROWS * tiling.height:
+        height = 1 << (max(1, rows // BUSY_ROWS).bit_length() - 1)
+        return dataclasses.replace(tiling, height=height)
+    shared = SHARED_FROM is not None and tiling.threads == 1 and columns > SHARED_FROM * LANES
+    if not RAGGED or (tiling.resident and not shared) or rows >= BUSY_ROWS:
         return tiling
     unit = LANES * (1 if columns % vector else vector)
     for threads in range(MOST_WARPGROUPS, 1, -1):
