@@ -34,6 +34,7 @@ from pallasite_std.ops.rows.shared import shared_row_kernel, suits_shared
 from pallasite_std.ops.rows.streamed import row_stream, streamed_row_kernel, suits_stream
 from pallasite_std.ops.rows.tiles import tiled_row_kernel
 from pallasite_std.ops.rows.tiling import (
+    BUSY_ROWS,
     LANES,
     MOST_WARPGROUPS,
     VECTOR_BYTES,
@@ -513,6 +514,12 @@ def _matrices(norm: Norm, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
 
 def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
     sums, registers = norm.weight + norm.bias, GRADIENT
+    height = 1
+    while TALLER and rows > BUSY_ROWS // 4 * height and 2 * height * columns <= _TALLEST:
+        height *= 2
+    if sums and height > 1 and rows < 4 * BUSY_ROWS:
+        # What blocks of few rows write as sums, and what adds them, takes as long as the rows.
+        return RowTiling(height, 1, columns, columns)
     if sums > 1 and columns & (columns - 1) and columns * size_of(dtype) % VECTOR_BYTES == 0:
         # Lanes are not all used, and sums of as many rows would not stay in registers.
         registers = dataclasses.replace(GRADIENT, area=GRADIENT.area // 2)
@@ -535,6 +542,12 @@ def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) 
     better = padded(best) < padded(tiling) or not (suits(tiling) or tiling.threads < 3)
     return best if not tiling.resident or better else tiling
 
+
+TALLER = False
+"""Whether few short rows are shared by no more blocks than multiprocessors, about."""
+
+_TALLEST = 4096
+"""Elements of their blocks at most."""
 
 _LONG = 64 * 1024
 """Bytes of a row, of all matrices, that one block has no room for with others on their way."""
