@@ -50,6 +50,10 @@ WAYS: dict[str, Mapping[str, Any] | None] = {
     "clusters": {"cluster": 2},
     "clusters, rows skipped": {"cluster": 2, "skip": True},
     "clusters, columns halved": {"cluster": 2, "split": "n", "epilogue_buffers": 1},
+    "last steps shared": {"stream": True},
+    "last steps shared, columns halved": {"stream": True, "split": "n", "epilogue_buffers": 1},
+    "last steps shared, rows skipped": {"stream": True, "skip": True},
+    "last steps shared, clusters": {"stream": True, "cluster": 2},
     "256 x 128": {"tile_m": 256, "tile_n": 128, "epilogue_buffers": 1},
 }
 """Attributes of the configuration; None is what is chosen."""

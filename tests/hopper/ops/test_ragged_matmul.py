@@ -208,9 +208,9 @@ def test_buffers_of_results_are_awaited():
     check(result, ragged_reference(a, b, sizes), BF16)
 
 
-def check_tiles(config, blocks, n, transposed):
+def check_tiles(config, blocks, n, transposed, k=72):
     """With last tiles of few rows, an odd number of them too, also in a round that is shared."""
-    sizes, m, k = [130, 64, 0, 129, 65, 1], 420, 72
+    sizes, m = [130, 64, 0, 129, 65, 1], 420
     problem = kernel.Problem(
         m=m, n=n, k=k, groups=6, dtype=BF16, out_dtype=BF16, transposed=transposed
     )  # fmt: skip
@@ -232,6 +232,23 @@ def test_halved_tiles(blocks, split, n, transposed):
     buffers = 1 if split == "n" else 2
     config = RaggedConfig(stages=2, split=split, halves=True, band=1, epilogue_buffers=buffers)
     check_tiles(config, blocks, n, transposed)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(
+    ("options", "blocks", "n", "transposed"),
+    [
+        ({}, 5, 392, False),
+        ({}, 13, 256, True),
+        ({"skip": True}, 7, 392, False),
+        ({"cluster": 2, "split": "n", "epilogue_buffers": 1}, 10, 700, True),
+    ],
+)
+def test_steps_of_last_tiles_are_shared(options, blocks, n, transposed):
+    """Also where blocks have no part, and parts of two tiles."""
+    check_tiles(
+        RaggedConfig(stages=2, band=2, stream=True, **options), blocks, n, transposed, k=312
+    )
 
 
 @pytest.mark.runs_kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -73,8 +73,14 @@ def staging(config: RaggedConfig, dtype: Any) -> Any:
     return plgpu.SMEM((count, config.warpgroup_m, config.epilogue_n), dtype)
 
 
+def columns_of(values: Any, config: RaggedConfig) -> list[Any]:
+    """The columns of a warpgroup's part of a tile that are written at a time."""
+    width = config.epilogue_n
+    return [values[:, start : start + width] for start in range(0, values.shape[1], width)]
+
+
 def write(
-    values: Any,
+    values: Sequence[Any],
     buffers: Any,
     destination: Callable[[int, int, Any, int], Any],
     config: RaggedConfig,
@@ -83,7 +89,7 @@ def write(
     """Writes a warpgroup's part of a finished tile through shared memory.
 
     Args:
-      values: (rows, columns) of the result, no more rows than the buffers have.
+      values: (rows, columns) of the result by ``columns_of``, no more rows than the buffers have.
       buffers: the warpgroup's.
       destination: ``(first column, number of columns, first row, number of rows)`` to the window of
         the result, relative to the warpgroup's part; what lies outside of the array is not written.
@@ -92,15 +98,15 @@ def write(
         and single rows: the copy engine's boxes have fixed sizes, and the launcher passes two of
         them for an array.
     """
-    width, total, count = config.epilogue_n, values.shape[0], config.epilogue_buffers
-    for part in range(values.shape[1] // width):
+    width, total, count = config.epilogue_n, values[0].shape[0], config.epilogue_buffers
+    for part, columns in enumerate(values):
         buffer = buffers.at[part % count]
         if total < config.warpgroup_m:
             buffer = buffer.at[pl.ds(0, total)]
         # The first buffer may be that of the last part of another tile.
         in_flight = count - 1 if part else 0
         plgpu.wait_smem_to_gmem(in_flight, wait_read_only=True)
-        buffer[...] = values[:, part * width : (part + 1) * width].astype(buffer.dtype)
+        buffer[...] = columns.astype(buffer.dtype)
         plgpu.commit_smem()
         _copy_rows(buffer, functools.partial(destination, part * width, width), total, rows)
         plgpu.commit_smem_to_gmem_group()

@@ -36,6 +36,9 @@ class RaggedConfig:
         ``ragged_matmul`` with ``split="m"``.
       share: blocks that may share the columns of a tile of the last round, 1, 2 or 4. Of
         ``ragged_matmul``.
+      stream: whether all blocks share the steps of what is left for the last round evenly
+        (stream-K), instead of the columns of its tiles. Of ``ragged_matmul``; not together with
+        ``halves``.
       cluster: blocks of a cluster, 1 or 2. Their tiles are side by side along n, and what both read
         of the rows is fetched once. Of ``ragged_matmul``; not together with ``halves``.
     """
@@ -51,6 +54,7 @@ class RaggedConfig:
     halves: bool = False
     skip: bool = False
     share: int = 4
+    stream: bool = False
     cluster: int = 1
 
     def __post_init__(self) -> None:
@@ -70,6 +74,7 @@ class RaggedConfig:
         self._require(self.share in (1, 2, 4), "share", "1, 2 or 4")
         by_rows = self.split == "m" and not self.halves
         self._require(by_rows or not self.skip, "skip", "split = 'm', and no halves")
+        self._require(not (self.stream and self.halves), "stream", "no halves")
         alone = self.cluster == 1 or (self.cluster == 2 and not self.halves)
         self._require(alone, "cluster", "1, or 2 without halves")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from pallasite_hopper.ops.ragged.common import (
     COMPUTE,
     PARAMS,
     Stages,
+    columns_of,
     roles,
     staging,
     write,
@@ -76,11 +77,20 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
             collective_axes=("cluster",), num_arrivals=COMPUTE, num_barriers=config.stages
         ),
     }
-    clusters = multiprocessors // config.cluster
-    kernel: Callable[..., jax.Array] = plgpu.kernel(
+    most_parts = MOST_PARTS if loop.streams else max(loop.shares, default=1)
+    clusters = min(multiprocessors // config.cluster, loop.most_tiles * most_parts)
+    out_type: Any = jax.ShapeDtypeStruct((problem.m, problem.n), problem.out_dtype)
+    params = PARAMS
+    if loop.streams:
+        sums = (clusters * config.cluster, COMPUTE, config.warpgroup_m, config.warpgroup_n)
+        out_type = (out_type, jax.ShapeDtypeStruct(sums, jnp.float32))
+        # Which sums are left depends on the sizes.
+        options = {"standard": {"partial_outputs": True}}
+        params = dataclasses.replace(PARAMS, plugin_options=options)
+    kernel: Callable[..., Any] = plgpu.kernel(
         loop.run,
-        out_type=jax.ShapeDtypeStruct((problem.m, problem.n), problem.out_dtype),
-        grid=(min(clusters, loop.most_tiles * max(loop.shares, default=1)),),
+        out_type=out_type,
+        grid=(clusters,),
         grid_names=("blocks",),
         **(
             {"cluster": (config.cluster,), "cluster_names": ("cluster",)}
@@ -91,13 +101,17 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
         thread_name="warpgroup",
         scratch_types=scratch,
         kernel_name="ragged_matmul",
-        compiler_params=PARAMS,
+        compiler_params=params,
     )
-    return kernel
+    return (lambda *operands: kernel(*operands)[0]) if loop.streams else kernel
 
 
 MOST_GROUPS = 32
 """With more groups, adding up their tiles in advance would take longer than it saves."""
+
+MOST_PARTS = 4
+"""A block that shares a tile of the last round has no fewer of its steps than this part: more
+partial sums take longer to add up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +127,9 @@ class _Tile:
       half: whether it is half as high.
       count: so many tiles beside each other are a unit of work.
       height: rows.
+      first, steps: along k.
+      begin: if blocks may share the steps, the one that has the first of them; else None.
+      ends: whether this block has the last of them.
     """
 
     group: Any
@@ -123,6 +140,10 @@ class _Tile:
     half: Any
     count: Any
     height: int
+    first: Any = 0
+    steps: Any = 0
+    begin: Any = None
+    ends: Any = True
 
 
 class _Loop:
@@ -146,6 +167,7 @@ class _Loop:
         right: Any,
         sizes: Any,
         out: Any,
+        partial: Any = None,
         *,
         left_smem: Any,
         right_smem: Any,
@@ -154,11 +176,14 @@ class _Loop:
         empty: Any,
     ) -> None:
         """The kernel's body."""
+        if partial is not None:
+            count = partial.shape[0] * COMPUTE
+            partial = partial, pl.get_global(plgpu.SemaphoreType.REGULAR((count,)))
         stages = Stages(self.config.stages, full, empty)
         roles(
             lambda: self._fetch(left, right, sizes, left_smem, right_smem, stages),
             lambda warpgroup: self._compute(
-                warpgroup, sizes, out, left_smem, right_smem, out_smem, stages
+                warpgroup, sizes, out, partial, left_smem, right_smem, out_smem, stages
             ),
         )
 
@@ -195,10 +220,15 @@ class _Loop:
         return [self.config.tile_n // share for share in (1, *self.shares)]
 
     @property
+    def streams(self) -> bool:
+        """Whether blocks share the steps of what is left for the last round."""
+        return self.config.stream and self.problem.groups <= MOST_GROUPS and self.k_steps > 1
+
+    @property
     def shares(self) -> list[int]:
         """How many blocks may share a tile of the last round, in ascending order."""
         config = self.config
-        if self.problem.groups > MOST_GROUPS:
+        if self.problem.groups > MOST_GROUPS or config.stream:
             return []
         least = config.epilogue_n * (COMPUTE if config.split == "n" else 1)
         fitting = (one for one in (2, 4) if one <= config.share)
@@ -248,6 +278,16 @@ class _Loop:
             place = lax.while_loop(passed, advance, (index + blocks, group, row, size))
             return number + blocks, place, carry
 
+        if self.streams:
+            total, end = self._totals(sizes)
+            rest = lax.rem(total, blocks)
+            start = block, find(block), carry
+            _, _, carry = lax.while_loop(lambda state: state[0] < total - rest, one, start)
+            self._over_parts(
+                rest, lambda index: self._tile(*find(total - rest + index)), body, carry
+            )
+            return end
+
         if not self.shares:
             start = block, find(block), carry
             _, place, _ = lax.while_loop(lambda state: state[1][1] < groups, one, start)
@@ -278,6 +318,43 @@ class _Loop:
                 carry,
             )
         return end
+
+    def _over_parts(
+        self,
+        rest: Any,
+        tile_of: Callable[[Any], _Tile],
+        body: Callable[[_Tile, Any], Any],
+        carry: Any,
+    ) -> None:
+        """``carry = body(tile, carry)`` for this block's parts of the last tiles, so many of them.
+
+        Blocks have equal ranges of all steps of these tiles, one after the other. A range has the
+        end of a tile, or the beginning of another one, or both; what others need comes first. Who
+        has the end of a tile adds up all of it: blocks wait only for those that began before them.
+        """
+        block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
+        steps = self.k_steps
+        share = lax.div(rest * steps + (blocks - 1), blocks)
+        share = jnp.maximum(share, -(-steps // MOST_PARTS))
+        start = jnp.minimum(block * share, rest * steps)
+        stop = jnp.minimum(start + share, rest * steps)
+        latest = lax.div(stop - 1, steps)
+        count = lax.select(start < stop, latest - lax.div(start, steps) + 1, jnp.int32(0))
+
+        def part(number: Any, carry: Any) -> Any:
+            index = latest - number
+            first = jnp.maximum(start - index * steps, 0)
+            last = jnp.minimum(stop - index * steps, steps)
+            tile = dataclasses.replace(
+                tile_of(index),
+                first=first,
+                steps=last - first,
+                begin=lax.div(index * steps, share),
+                ends=last == steps,
+            )
+            return body(tile, carry)
+
+        lax.fori_loop(0, count, part, carry)
 
     def _each(
         self,
@@ -335,6 +412,7 @@ class _Loop:
             half,
             count,
             config.tile_m,
+            steps=self.k_steps,
         )
 
     def _own(self, width: int) -> Any:
@@ -368,7 +446,7 @@ class _Loop:
                 plgpu.copy_gmem_to_smem(window, destination, full)
                 return stages.next(stage), filled + 1
 
-            return lax.fori_loop(0, self.k_steps, step, carry)
+            return lax.fori_loop(place.first, place.first + place.steps, step, carry)
 
         self._over_tiles(sizes, tile, (jnp.int32(0), jnp.int32(0)))
 
@@ -379,6 +457,7 @@ class _Loop:
         warpgroup: Any,
         sizes: Any,
         out: Any,
+        partial: Any,
         left_smem: Any,
         right_smem: Any,
         out_smem: Any,
@@ -415,15 +494,16 @@ class _Loop:
             multiplied = functools.partial(product, place)
             if not config.skip:
                 return multiplied(stage)
-            return lax.cond(place.rows > row, multiplied, skipped, stage)
+            skip = functools.partial(skipped, place)
+            return lax.cond(place.rows > row, multiplied, skip, stage)
 
-        def skipped(stage: Any) -> Any:
+        def skipped(place: _Tile, stage: Any) -> Any:
             def step(_: Any, stage: Any) -> Any:
                 plgpu.barrier_wait(stages.full.at[stage])
                 plgpu.barrier_arrive(stages.empty.at[stage], by="warps")
                 return stages.next(stage)
 
-            return lax.fori_loop(0, self.k_steps, step, stage)
+            return lax.fori_loop(0, place.steps, step, stage)
 
         def product(place: _Tile, stage: Any) -> Any:
             row, column, wm, wn = own(place.height, place.width)
@@ -440,12 +520,20 @@ class _Loop:
                     plgpu.barrier_arrive(stages.empty.at[previous], by="warps")
                     return current
 
-                last = lax.fori_loop(1, self.k_steps, step, stage)
+                last = lax.fori_loop(1, place.steps, step, stage)
                 sums = acc[...]
                 plgpu.barrier_arrive(stages.empty.at[last], by="warps")
                 destination = window(place.row + row, place.column + column)
                 rows = jnp.clip(place.rows - row, 0, wm)
-                write(sums, buffers, destination, config, rows)
+                parts = columns_of(sums, config)
+
+                def finish(parts: Sequence[Any]) -> None:
+                    write(parts, buffers, destination, config, rows)
+
+                if place.begin is None:
+                    finish(parts)
+                else:
+                    self._add_up(partial, warpgroup, place, parts, finish)
                 return stages.next(last)
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
@@ -463,8 +551,43 @@ class _Loop:
             column = column + n * self.step_n + self._own(config.tile_n)
             destination = window(end + m * config.tile_m + row, column)
             zeros = jnp.zeros((wm, wn), problem.out_dtype)
-            write(zeros, buffers, destination, config, jnp.int32(wm))
+            write(columns_of(zeros, config), buffers, destination, config, jnp.int32(wm))
             return index + blocks
 
         start = blocks - 1 - lax.axis_index("blocks")
         lax.while_loop(lambda index: index < zero_tiles, clear, start)
+
+    def _add_up(
+        self,
+        partial: tuple[Any, Any],
+        warpgroup: Any,
+        place: _Tile,
+        parts: Sequence[Any],
+        finish: Callable[[Sequence[Any]], None],
+    ) -> None:
+        """Leaves a warpgroup's sums of some steps, or adds those that others have left."""
+        sums, left = partial
+        block, width = lax.axis_index("blocks"), self.config.epilogue_n
+
+        def own(block: Any) -> Any:
+            if self.config.cluster > 1:
+                block = block * self.config.cluster + lax.axis_index("cluster")
+            return block
+
+        def columns(block: Any, number: int) -> Any:
+            return sums.at[own(block), warpgroup, :, pl.ds(number * width, width)]
+
+        def leave() -> None:
+            for number, part in enumerate(parts):
+                columns(block, number)[...] = part
+            plgpu.commit_smem()  # All lanes have written.
+            pl.semaphore_signal(left.at[own(block) * COMPUTE + warpgroup])
+
+        def add(other: Any, parts: Sequence[Any]) -> Sequence[Any]:
+            pl.semaphore_wait(left.at[own(other) * COMPUTE + warpgroup])
+            return [part + columns(other, number)[...] for number, part in enumerate(parts)]
+
+        def complete() -> None:
+            finish(lax.fori_loop(place.begin, block, add, parts))
+
+        lax.cond(place.ends, complete, leave)

@@ -22,6 +22,7 @@ from pallasite_hopper.ops.ragged.common import (
     COMPUTE,
     PARAMS,
     Stages,
+    columns_of,
     roles,
     staging,
     write,
@@ -254,7 +255,7 @@ class _Loop:
                         pl.ds(place.column + column + part, columns),
                     ]
 
-                write(sums, buffers, destination, config)
+                write(columns_of(sums, config), buffers, destination, config)
                 return following
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
