@@ -200,12 +200,8 @@ def forward(
         else:
             (total,) = yield lambda chunk: (squared(chunk),), ("sum",), []
         scale = lax.rsqrt(total / columns + norm.epsilon)
-        # Means that 16 bits resolve are no more than some thousand times the deviation.
-        shift = -mean * scale if block.fused and mean is not None and size_of(dtype) < 4 else None
 
         def value(chunk: Chunk) -> Any:
-            if shift is not None:
-                return affine(norm, chunk, source(chunk) * scale + shift, weight, bias)
             return affine(norm, chunk, centered(chunk) * block.spread(scale, chunk), weight, bias)
 
         def exact(chunk: Chunk) -> Any:
