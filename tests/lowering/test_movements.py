@@ -16,7 +16,7 @@ from jax import lax
 import pallasite
 from pallasite import gpu as plgpu
 from pallasite.layouts import Extent
-from pallasite_std.memory.movements import direct, elements
+from pallasite_std.memory.movements import Portion, direct, elements, portions
 from pallasite_std.primitives.movements import Rows, Strip, View
 
 SEMANTICS = [plgpu.LoweringSemantics.Lane, plgpu.LoweringSemantics.Warpgroup]
@@ -231,6 +231,93 @@ def test_code_of_transposed_arrays_that_fit_shared_memory_once() -> None:
             text = compiled(lambda x: x.T, x, semantics=semantics).ptx
             assert text.count("bar.sync") <= 2
             assert text.count(";\n") < 100
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize(
+    ("body", "shape", "dtype"),
+    [
+        (lambda x: x.T, (242, 239), np.int32),
+        (lambda x: x.T, (248, 240), np.float32),
+        (lambda x: jnp.swapaxes(x, 1, 2), (61, 25, 23), np.int64),
+        (lambda x: jnp.roll(x, 3, 1), (151, 241), np.float64),
+        (lambda x: x[::2, ::3], (301, 499), np.float16),
+        (lambda x: jnp.flip(x, 0), (39001,), np.float64),
+    ],
+)
+def test_arrays_that_do_not_fit_shared_memory_are_moved_in_portions(
+    body: Callable[[Any], Any], shape: tuple[int, ...], dtype: Any, semantics: Any
+) -> None:
+    x = numbers(shape, dtype, 3)
+    with jax.enable_x64(True):
+        found = called(body, x, semantics=semantics)(x)
+        expected = np.asarray(body(jnp.asarray(x)))
+    np.testing.assert_array_equal(np.asarray(found), expected)
+    text = compiled(body, x, semantics=semantics).ptx
+    assert text.count("cp.async.wait_all") >= 2
+    assert counted(text) <= 160
+
+
+@pytest.mark.parametrize(
+    ("movement", "sizes"),
+    [
+        (View(0, (Extent(23, 1), Extent(31, 23))), (713,)),
+        (View(712, (Extent(31, -23), Extent(23, -1))), (713,)),
+        (View(5, (Extent(7, 60), Extent(9, 1), Extent(6, 9))), (425,)),
+        (Rows(20, (Strip(0, 3, 21, 18), Strip(1, 0, 20, 20), Strip(0, 0, 21, 3))), (420, 400)),
+    ],
+)
+@pytest.mark.parametrize("room", [3000, 1500, 700])
+def test_portions_are_the_whole_movement(
+    movement: View | Rows, sizes: tuple[int, ...], room: int
+) -> None:
+    """Each element of the result is made once, of the element that the whole takes."""
+    found = portions(movement, sizes, 32, room)
+    assert found
+    (whole,) = portions(movement, sizes, 32, 1 << 20)
+    expected = dict(places(whole))
+    made = [pair for portion in found for pair in places(portion)]
+    assert len(made) == len(expected)
+    assert dict(made) == expected
+    for portion in found:
+        windows = elements(portion.movement, sizes, np.dtype(np.uint32)).windows(
+            0, math.prod(extent.size for extent in portion.extents)
+        )
+        assert sum(last - first for first, last in windows) * 4 <= room
+
+
+def places(portion: Portion) -> list[tuple[int, tuple[int, int]]]:
+    """For each element of the result, which one of which array it is."""
+    targets = [portion.start]
+    for extent in portion.extents:
+        targets = [n + k * extent.stride for n in targets for k in range(extent.size)]
+    movement = portion.movement
+    if isinstance(movement, Rows):
+        sources = [
+            (strip.source, strip.start + row * strip.stride + n)
+            for row in range(movement.count)
+            for strip in movement.strips
+            for n in range(strip.size)
+        ]
+    else:
+        numbers = [movement.offset]
+        for extent in movement.extents:
+            numbers = [n + k * extent.stride for n in numbers for k in range(extent.size)]
+        sources = [(0, n) for n in numbers]
+    return list(zip(targets, sources, strict=True))
+
+
+def test_many_portions_are_none() -> None:
+    assert not portions(View(0, (Extent(100, 1), Extent(100, 100))), (10000,), 32, 3000)
+
+
+def test_portions_are_not_stored_over_what_others_are_made_of() -> None:
+    x = numbers((301, 199), np.float32, 12)
+    kernel = called(
+        lambda x: jnp.roll(x, 1, 0), x, semantics=SEMANTICS[0], input_output_aliases={0: 0}
+    )
+    text = str(pallasite.compile(kernel, x, target="sm_90a").jaxpr)
+    assert "move_elements" not in text
 
 
 def test_units_of_several_elements() -> None:

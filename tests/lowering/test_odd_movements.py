@@ -21,10 +21,12 @@ from jax import lax
 import pallasite
 from pallasite import gpu as plgpu
 from pallasite.layouts import Extent, MemoryLayout, row_major
+from pallasite.plugin.layouts import even, padded
 from pallasite_std.memory.joins import _elements
 from pallasite_std.memory.ordering import elements_of
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.rows import row
+from pallasite_std.memory.scratch import _places_in
 from pallasite_std.primitives.slices import Slice
 from pallasite_std.spaces import MemorySpace
 
@@ -249,6 +251,66 @@ def test_rows_have_registers_that_follow_each_other() -> None:
     assert part is not None
     assert part.size == 2 * layout.part_of_register(1, 0)
     assert row_major(part.shape, 16).size == part.size
+
+
+@pytest.mark.parametrize(
+    ("body", "shape", "dtype"),
+    [
+        (lambda x: x + x[:1], (28, 11, 33), np.int16),
+        (lambda x: x * x[3:4], (28, 11, 33), np.float32),
+        (lambda x: x + x[5:6, :, 3:4], (25, 7, 45), np.int8),
+        (lambda x: x + x[:, 2:3], (4, 12, 15), np.int32),
+    ],
+)
+def test_of_a_part_only_its_registers_are_stored(
+    body: Callable[[Any], Any], shape: tuple[int, ...], dtype: Any
+) -> None:
+    x = numbers(shape, dtype, 6)
+    with pallasite.config.scoped(sanitize=True, disabled_passes="move-directly,load-slices"):
+        for semantics in SEMANTICS:
+            found = moved(body, x, semantics)
+            np.testing.assert_array_equal(found, np.asarray(body(jnp.asarray(x))))
+
+
+def test_stores_of_a_first_row() -> None:
+    """Of 105 registers, 15 hold elements of it."""
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        x = x_ref[...]
+        out_ref[...] = x + x[:1]
+
+    x = jax.ShapeDtypeStruct((28, 11, 33), np.int16)
+    called = plgpu.kernel(
+        kernel,
+        out_type=x,
+        compiler_params=plgpu.CompilerParams(lowering_semantics=SEMANTICS[1]),
+    )
+    text = pallasite.compile(called, x, target="sm_90a").ptx
+    assert text.count("st.shared") <= 16
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_of_a_view_are_those_that_hold_its_elements(seed: int) -> None:
+    choose = random.Random(seed)
+    shape = tuple(choose.randint(1, 9) for _ in range(choose.randint(1, 3)))
+    starts = [choose.randrange(n) for n in shape]
+    sizes = [choose.randint(1, n - start) for n, start in zip(shape, starts, strict=True)]
+    steps = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    offset = sum(start * step for start, step in zip(starts, steps, strict=True))
+    extents = tuple(Extent(n, step) for n, step in zip(sizes, steps, strict=True))
+    for layout in (row(shape, choose.choice([1, 2, 4])), padded(shape), even(shape, 1)):
+        expected = set()
+        for register, place in itertools.product(
+            range(layout.registers), range(layout.vector_length)
+        ):
+            for warp, lane in itertools.product(range(4), range(32)):
+                index = layout.element_at(warp, lane, register, place)
+                held = zip(index, starts, sizes, strict=True)
+                if all(start <= n < start + size for n, start, size in held):
+                    expected.add((register, place))
+        found = _places_in(layout, offset, extents)
+        whole = len(expected) == layout.registers * layout.vector_length
+        assert found == (None if whole or tuple(sizes) == shape else expected)
 
 
 @pytest.mark.parametrize("semantics", SEMANTICS)

@@ -20,6 +20,7 @@ from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import (
     Digit,
     Extent,
+    Extents,
     MemoryLayout,
     Owner,
     RegisterLayout,
@@ -33,7 +34,7 @@ from pallasite_std.memory.reduced_layouts import by_rows
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.relayout import rows_in_registers
 from pallasite_std.memory.rows import row
-from pallasite_std.primitives.movements import Movement, View
+from pallasite_std.primitives.movements import Movement, Rows, View
 
 _LOOPS = 44
 """Instructions of a movement through shared memory, about."""
@@ -58,6 +59,9 @@ _WIDE = 8
 
 _MOST_CODE = 60
 """Instructions, at most, of a movement without shared memory by wide accesses."""
+
+_MOST_PORTIONS = 12
+"""Parts, at most, in which arrays go through shared memory that has no room for them."""
 
 _MOST_WORDS = 128
 """Of registers, at most, that a thread loads before it stores them."""
@@ -87,6 +91,21 @@ class Piece:
     def stored(self, layout: RegisterLayout) -> RegisterLayout:
         """The layout of the result's elements, given that of the loaded ones."""
         return layout if self.order is None else _lines(self.target.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Portion:
+    """A part of a movement for which there is room in shared memory.
+
+    Attributes:
+      movement: of its elements.
+      start: the first of them, in the row-major flattened result.
+      extents: how they lie in the result, in their order.
+    """
+
+    movement: Movement
+    start: int
+    extents: Extents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +147,76 @@ def elements(movement: Movement, sizes: Sequence[int], dtype: np.dtype[Any]) -> 
         strides=[one.stride for one in strips],
         dtype=dtype,
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def portions(movement: Movement, sizes: tuple[int, ...], bits: int, room: int) -> list[Portion]:
+    """As few parts of a movement of arrays of so many elements as shared memory has room for; none
+    at all if these are many.
+
+    Args:
+      movement: of elements.
+      sizes: of the arrays.
+      bits: of an element.
+      room: bytes of shared memory.
+    """
+    dtype = np.dtype(f"uint{bits}")
+    for count in range(1, _MOST_PORTIONS + 1):
+        for found in _cut(movement, count):
+            windows = [
+                elements(one.movement, sizes, dtype).windows(0, _size(one.movement))
+                for one in found
+            ]
+            stored = [sum(last - first for first, last in one) * bits // 8 for one in windows]
+            if max(stored) <= room:
+                return found
+    return []
+
+
+def _size(movement: Movement) -> int:
+    """Elements that are moved."""
+    if isinstance(movement, View):
+        return math.prod(extent.size for extent in movement.extents)
+    return movement.count * movement.width
+
+
+def _cut(movement: Movement, count: int) -> Iterator[list[Portion]]:
+    """A movement in so many parts, cut along each of its dimensions."""
+    if isinstance(movement, Rows):
+        for whole in _ranges(movement.count, count):
+            found = []
+            for first, size in whole:
+                strips = [
+                    dataclasses.replace(one, start=one.start + first * one.stride)
+                    for one in movement.strips
+                ]
+                rows = Extent(size * movement.width, 1)
+                start = first * movement.width
+                found.append(Portion(Rows(size, tuple(strips)), start, (rows,)))
+            yield found
+        return
+    sizes = [extent.size for extent in movement.extents]
+    steps = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
+    for place, extent in enumerate(movement.extents):
+        for whole in _ranges(extent.size, count):
+            found = []
+            for first, size in whole:
+                extents = list(movement.extents)
+                extents[place] = Extent(size, extent.stride)
+                moved = View(movement.offset + first * extent.stride, tuple(extents))
+                own = tuple(
+                    Extent(one.size, step) for one, step in zip(extents, steps, strict=True)
+                )
+                found.append(Portion(moved, first * steps[place], own))
+            yield found
+
+
+def _ranges(size: int, count: int) -> Iterator[list[tuple[int, int]]]:
+    """So many numbers in so many ranges, each with its first number and its size; nothing if these
+    are too many."""
+    if size >= count:
+        each = -(-size // count)
+        yield [(first, min(each, size - first)) for first in range(0, size, each)]
 
 
 @functools.lru_cache(maxsize=1024)

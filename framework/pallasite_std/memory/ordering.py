@@ -191,22 +191,24 @@ def store_in_order(
     starts: Sequence[int],
     target: MemoryReference,
 ) -> None:
-    """Stores elements of shared memory to row-major global memory, in a loop.
+    """Stores elements of shared memory to global memory, in a loop.
 
     Args:
       ctx: of the rule.
       source: the elements.
       pointer, starts: see :attr:`Elements.load`.
-      target: as many of them.
+      target: as many of them, in row-major order.
     """
     kind = types.memory_type(target.dtype)
-    unit = source.unit
+    extents = target.layout.flat_extents
+    unit = min(source.unit, _unit(target))
     count = source.size // unit
     lane = lane_of_thread(ctx)
 
     def move(number: ir.Value) -> None:
         value = source.load(number, unit, pointer, starts)
-        where = ops.element_pointer(target.pointer, ops.multiply(number, unit), kind)
+        offset = ops.add(_offset(number, extents, unit), target.offset)
+        where = ops.element_pointer(target.pointer, offset, kind)
         ops.store(value, where, alignment=unit * target.element_bits // 8)
 
     if count <= LANES * WARPS:

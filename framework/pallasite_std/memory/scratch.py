@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from pallasite.plugin.layouts import (
     Extent,
     Layout,
     MemoryLayout,
+    Owner,
     RegisterLayout,
     default_strided,
     even,
@@ -114,16 +115,22 @@ def scratch_array(
         yield memory
 
 
-def store(ctx: RuleContext, memory: MemoryReference, array: RegisterArray) -> None:
+def store(
+    ctx: RuleContext,
+    memory: MemoryReference,
+    array: RegisterArray,
+    places: Collection[tuple[int, int]] | None = None,
+) -> None:
     """Stores an array; others see it after :meth:`RuleContext.synchronize`.
 
     Args:
       ctx: of the rule.
       memory: a view of scratch memory.
       array: from :func:`storable`, unless that is the whole of it.
+      places: see :func:`store_array`.
     """
     if not array.is_splat and array.size > 1:
-        store_array(ctx.launch, memory, array)
+        store_array(ctx.launch, memory, array, places=places)
         return
     with ops.when(ctx.leader) if memory.layout.size == 1 else contextlib.nullcontext():
         if array.is_splat and memory.layout.size > 1:
@@ -232,13 +239,51 @@ def copied(
     seen = view(_nowhere(rows, array.dtype))
     (window,) = elements_of(seen, array.size).windows(0, seen.layout.size)
     held = stored.held(window)
+    places = None
+    if not stored.row and not seen.dynamic and isinstance(array.layout, RegisterLayout):
+        places = _places_in(array.layout, seen.offset, seen.layout.flat_extents)
     array = stored.part(held)
     with scratch_array(ctx, array.shape, array.dtype) as memory:
-        store(ctx, memory, array)
+        store(ctx, memory, array, places)
         ctx.synchronize()
         first = ops.byte_pointer(memory.pointer, -_skipped(stored, held))
         memory = dataclasses.replace(memory, pointer=first)
         return load(ctx, view(memory.with_layout(rows)), layout)
+
+
+@functools.lru_cache(maxsize=256)
+def _places_in(
+    layout: RegisterLayout, offset: int, extents: tuple[Extent, ...]
+) -> frozenset[tuple[int, int]] | None:
+    """The registers, and places in these, that hold elements of a view of a row-major array in some
+    thread; None if all do.
+
+    Args:
+      layout: of the array.
+      offset, extents: of the view.
+    """
+    seen = np.full((), offset)
+    for extent in extents:
+        seen = np.add.outer(seen, np.arange(extent.size) * extent.stride)
+    if np.unique(seen).size == layout.size:
+        return None
+    held = np.zeros(layout.size, bool)
+    held[seen.ravel()] = True
+    numbers = {Owner.WARP: WARPS, Owner.LANE: LANES, Owner.REGISTER: layout.registers}
+    shape = (*numbers.values(), layout.vector_length)
+    number = dict(zip((*numbers, Owner.VECTOR), np.indices(shape, sparse=True), strict=True))
+    steps = [1] if layout.flat else strides(layout.shape)
+    sizes = [layout.size] if layout.flat else layout.shape
+    where, inside = np.zeros((), int), np.ones((), bool)
+    for digits, step, size in zip(layout.weighted_dims, steps, sizes, strict=True):
+        index = np.zeros((), int)
+        for digit, weight in digits:
+            index = index + number[digit.owner] // digit.stride % digit.size * weight
+        where, inside = where + index * step, inside & (index < size)
+    found = np.broadcast_to(inside & held[np.where(inside, where, 0)], shape).any((0, 1))
+    if found.all():
+        return None
+    return frozenset((int(register), int(place)) for register, place in np.argwhere(found))
 
 
 def _nowhere(rows: MemoryLayout, dtype: np.dtype[Any]) -> MemoryReference:

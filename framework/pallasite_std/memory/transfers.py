@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -283,6 +283,7 @@ def store_array(
     array: RegisterArray,
     *,
     store: StoreVector = ops.store,
+    places: Collection[tuple[int, int]] | None = None,
 ) -> None:
     """Stores an array to the memory that a reference views.
 
@@ -293,6 +294,7 @@ def store_array(
       reference: in global memory, or the shared memory of a block of the cluster.
       array: of the reference's shape and dtype.
       store: emits the store of a vector, or of a scalar, of elements as they are in memory.
+      places: registers, and places in these, that have to be stored, if not all.
 
     Raises:
       InvalidTypeError: another dtype.
@@ -326,7 +328,12 @@ def store_array(
         return
     address_of = access_addresses(launch, reference, plan)
     only_block = launch.geometry.blocks * launch.geometry.threads == 1
-    for guards, accesses in guarded_groups(plan.everything).items():
+    everything = [
+        access
+        for access in plan.everything
+        if places is None or any(part in places for part in access.parts)
+    ]
+    for guards, accesses in guarded_groups(everything).items():
         with where_elements(launch, layout, guards):
             for access in accesses:
                 value = piece_of(values, access.parts, plan.element_bits)

@@ -24,7 +24,7 @@ from pallasite.plugin.ir import types
 from pallasite.plugin.jaxprs import RegionKind
 from pallasite.plugin.language import MemorySpace, memory_space_of
 from pallasite.plugin.layouts import BANKS, Extent, MemoryLayout, row_major
-from pallasite_std.memory.movements import direct, elements
+from pallasite_std.memory.movements import direct, portions
 from pallasite_std.memory.relayout import USUAL
 from pallasite_std.passes.odd_rows import is_whole
 from pallasite_std.primitives.movements import Movement, Rows, Strip, View, move_elements_p
@@ -123,6 +123,7 @@ class _Kernel:
         }
         self.scope = _Scope({v: one for one in jaxpr.eqns for v in one.outvars}, {}, None)
         self.room = USUAL - _SLACK - self._shared()
+        self.aliased = context.spec is None or bool(context.spec.input_output_aliases)
 
     def _shared(self) -> int:
         """Bytes of shared memory that the kernel has anyway; more than there are if that depends
@@ -171,7 +172,11 @@ class _Kernel:
             primitive=move_elements_p,
             invars=[target, *references],
             outvars=[],
-            params={"movement": movement.of_units(count), "bits": bits * count},
+            params={
+                "movement": movement.of_units(count),
+                "bits": bits * count,
+                "room": self.room,
+            },
             effects=effects,
         )
         return copy, list(seen)
@@ -191,8 +196,7 @@ class _Kernel:
             return False
         own = {id(one) for one in equations}
         places = [n for n, one in enumerate(self.jaxpr.eqns) if id(one) in own]
-        spec = self.context.spec
-        if spec is None or spec.input_output_aliases:
+        if self.aliased:
             between = self.jaxpr.eqns[min(places) : last]
             return not any(one.effects for one in between if id(one) not in own)
         return all(
@@ -272,7 +276,7 @@ class _Kernel:
         shapes = [aval.shape, *(one.aval.shape for one in references)]
         if not any(extent & (extent - 1) for shape in shapes for extent in shape):
             return False
-        sizes = [math.prod(one.aval.shape) for one in references]
+        sizes = tuple(math.prod(one.aval.shape) for one in references)
         bits = _bits(aval)
         stored = -(-sum(sizes) * bits // 8)
         if isinstance(movement, View) and isinstance(value, _Array):
@@ -283,18 +287,20 @@ class _Kernel:
             if not in_order and not again:
                 # Both arrays together do not fit.
                 step = strides[-1] * bits // 32
-                few = math.gcd(step, BANKS) <= _CONFLICTS
+                few = math.gcd(step, BANKS) <= _CONFLICTS and bits >= 32
                 fits = stored + math.prod(aval.shape) * bits // 8 <= USUAL
-                if not few or bits < 32 or fits:
+                # What does not fit at all would be stored element by element.
+                if fits or (stored <= self.room and not few):
                     return self._is_short(movement, math.prod(aval.shape), bits)
             elif not (again or value.stepped) and strides[-1] == 1 and steps == strides:
                 return False
         count = math.gcd(movement.run, _UNIT // bits)
         if direct(movement.of_units(count), bits * count) is not None:
             return True
-        dtype = np.dtype(f"uint{bits}")
-        windows = elements(movement, sizes, dtype).windows(0, math.prod(aval.shape))
-        return sum(last - first for first, last in windows) * bits // 8 <= self.room
+        sizes = tuple(size // count for size in sizes)
+        parts = len(portions(movement.of_units(count), sizes, bits * count, self.room))
+        # All is loaded before something is stored, where that may be the same memory.
+        return parts == 1 or (parts > 1 and not self.aliased)
 
     def _is_short(self, movement: Movement, size: int, bits: int) -> bool:
         """Whether threads have few elements, which they store where they belong; under lane

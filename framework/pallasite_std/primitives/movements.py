@@ -2,7 +2,8 @@
 
 Bound arguments: the reference to the result, and those to the arrays that its elements come from,
 each once; all are whole arrays in global memory, of one dtype. The parameter ``movement`` says
-which unit of ``bits``, of one element or several, comes from where.
+which unit of ``bits``, of one element or several, comes from where; ``room`` is how many bytes of
+shared memory there are.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ type Movement = View | Rows
 
 
 @_jax.abstract_eval(move_elements_p)
-def _abstract_eval(*avals: Any, movement: Movement, bits: int) -> Any:
-    del movement, bits
+def _abstract_eval(*avals: Any, movement: Movement, bits: int, room: int) -> Any:
+    del movement, bits, room
     reads = {_jax.ReadEffect(number) for number in range(1, len(avals))}
     return (), {_jax.WriteEffect(0), *reads}

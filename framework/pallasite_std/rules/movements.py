@@ -13,12 +13,12 @@ from jaxlib.mlir import ir
 from pallasite.plugin import RuleSet, Semantics
 from pallasite.plugin.inference import AbstractValue, InferenceContext
 from pallasite.plugin.ir import ops
-from pallasite.plugin.layouts import LANES, WARPS, RegisterLayout, row_major
+from pallasite.plugin.layouts import LANES, WARPS, MemoryLayout, RegisterLayout, row_major
 from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, resolve
 from pallasite_std.memory.access import Access, AccessPlan, plan_access
 from pallasite_std.memory.accesses import orders_stores
-from pallasite_std.memory.movements import Direct, Piece, direct, elements
-from pallasite_std.memory.ordering import each_step, lane_of_thread, store_in_order
+from pallasite_std.memory.movements import Direct, Piece, direct, elements, portions
+from pallasite_std.memory.ordering import Elements, each_step, lane_of_thread, store_in_order
 from pallasite_std.memory.padding import where_elements
 from pallasite_std.memory.pieces import piece_of
 from pallasite_std.memory.reference_types import MemoryReference
@@ -45,7 +45,7 @@ def _inference(ctx: InferenceContext, *references: AbstractValue, **params: Any)
 
 @rules.lowering(move_elements_p, Semantics.LANE)
 def _move(
-    ctx: RuleContext, result: Value, *sources: Value, movement: Movement, bits: int
+    ctx: RuleContext, result: Value, *sources: Value, movement: Movement, bits: int, room: int
 ) -> Sequence[Value]:
     memories = [resolve(ctx, one) for one in (result, *sources)]
     target, *arrays = (_of_units(memory, bits) for memory in memories)
@@ -54,7 +54,7 @@ def _move(
     if plan is not None:
         _by_registers(ctx, plan, target, arrays)
     else:
-        _by_shared_memory(ctx, movement, target, arrays)
+        _by_shared_memory(ctx, movement, target, arrays, room)
     if ordered:
         ctx.synchronize()
     return ()
@@ -129,9 +129,25 @@ def _store(
 
 
 def _by_shared_memory(
-    ctx: RuleContext, movement: Movement, target: MemoryReference, arrays: Sequence[MemoryReference]
+    ctx: RuleContext,
+    movement: Movement,
+    target: MemoryReference,
+    arrays: Sequence[MemoryReference],
+    room: int,
 ) -> None:
-    found = elements(movement, [one.layout.size for one in arrays], target.dtype)
+    sizes = tuple(one.layout.size for one in arrays)
+    bits = target.element_bits
+    parts = portions(movement, sizes, bits, room)
+    assert parts, "an array that shared memory has no room for"
+    for one in parts:
+        memory = MemoryLayout(tuple((extent,) for extent in one.extents), element_bits=bits)
+        part = dataclasses.replace(target.with_layout(memory), offset=one.start)
+        _portion(ctx, elements(one.movement, sizes, target.dtype), part, arrays)
+
+
+def _portion(
+    ctx: RuleContext, found: Elements, target: MemoryReference, arrays: Sequence[MemoryReference]
+) -> None:
     size = target.element_bits // 8
     windows = []
     for array, (first, last) in zip(arrays, found.windows(0, found.size), strict=True):
