@@ -62,7 +62,7 @@ def listed(
     if stages:
         return _stages(sizes)[:most]
     every = [*candidates.candidates(sizes), *candidates.further_candidates(sizes)]
-    ordered = sorted(every, key=lambda one: choice._rank(sizes, one))
+    ordered = sorted(every, key=lambda one: _rank(sizes, one))
     kinds: dict[Any, MatmulConfig] = {}
     for one in ordered:
         ways = (one.split_k, one.parts, one.cluster, one.last_parts)
@@ -71,15 +71,21 @@ def listed(
         area = one.tile_m * one.tile_n
         kinds.setdefault((one.swap, area >= 128 * 192, several, one.alternate, over), one)
         kinds.setdefault((one.swap, one.tile_m, one.tile_n > 128, several[0]), one)
-    limit = NEAR * choice._rank(sizes, ordered[0])
-    near = [one for one in kinds.values() if choice._rank(sizes, one) < limit]
-    near.sort(key=lambda one: choice._rank(sizes, one))
-    rest = [choice._with_rest(sizes), choice._by_estimate(sizes)[0]]
+    limit = NEAR * _rank(sizes, ordered[0])
+    near = [one for one in kinds.values() if _rank(sizes, one) < limit]
+    near.sort(key=lambda one: _rank(sizes, one))
+    chip = choice.this_chip()
+    rest = [choice._with_rest(sizes, chip), choice._by_estimate(sizes, chip)[0]]
     found = [*(one for one in rest if one), *ordered[:BEST]]
     if clusters:
         found += [*_ways(ordered, sizes), *near[: most // 4], *_tilings(ordered)]
     found += near
     return list(dict.fromkeys(found))[:most]
+
+
+def _rank(sizes: Sizes, config: MatmulConfig) -> float:
+    """What configurations are compared by on this machine."""
+    return choice._rank(sizes, config, choice.this_chip())
 
 
 def _ways(ordered: Sequence[MatmulConfig], sizes: Sizes) -> list[MatmulConfig]:
@@ -93,12 +99,12 @@ def _ways(ordered: Sequence[MatmulConfig], sizes: Sizes) -> list[MatmulConfig]:
     tiles = list(dict.fromkeys((one.swap, one.tile_m, one.tile_n) for one in single))[:TILES]
     best = [next(o for o in single if (o.swap, o.tile_m, o.tile_n) == one) for one in tiles]
     wanted = set(map(tile, best))
-    limit = NEAR_WAYS * choice._rank(sizes, ordered[0])
+    limit = NEAR_WAYS * _rank(sizes, ordered[0])
     ways: dict[Any, MatmulConfig] = {}
     for one in ordered:
         if tile(one) in wanted and one.split_k == one.last_parts == 1:
             way = (one.cluster, one.cluster_along, one.cluster_across, one.parts)
-            if one.cluster > 1 and choice._rank(sizes, one) < limit:
+            if one.cluster > 1 and _rank(sizes, one) < limit:
                 ways.setdefault((tile(one), way), one)
     first = best[0]
     several = (sizes.m if first.swap else sizes.n) > first.tile_n
@@ -114,7 +120,7 @@ def _stages(sizes: Sizes) -> list[MatmulConfig]:
 
     def best(found: Iterable[MatmulConfig]) -> list[list[MatmulConfig]]:
         kinds: dict[Any, MatmulConfig] = {}
-        for one in sorted(found, key=lambda one: choice._rank(sizes, one)):
+        for one in sorted(found, key=lambda one: _rank(sizes, one)):
             shared = (one.cluster, one.cluster_along, one.cluster_across)
             kinds.setdefault((one.swap, one.tile_m, one.tile_n, one.parts > 1, shared), one)
         groups = [[one, *candidates.deeper(one, sizes)] for one in kinds.values()]
@@ -131,7 +137,7 @@ def _stages(sizes: Sizes) -> list[MatmulConfig]:
 def _fewer_stages(sizes: Sizes, found: Iterable[MatmulConfig]) -> list[MatmulConfig]:
     """The best tiles, and the same with fewer stages."""
     kinds: dict[Any, MatmulConfig] = {}
-    for one in sorted(found, key=lambda one: choice._rank(sizes, one)):
+    for one in sorted(found, key=lambda one: _rank(sizes, one)):
         if one.cluster_blocks == one.split_k == one.last_parts == 1 or not kinds:
             tile = (one.swap, one.tile_m, one.tile_n, one.tile_k, one.parts > 1, one.resident)
             kinds.setdefault(tile, one)
@@ -147,7 +153,7 @@ def _fewer_stages(sizes: Sizes, found: Iterable[MatmulConfig]) -> list[MatmulCon
 def _resident(sizes: Sizes, most: int) -> list[MatmulConfig]:
     """The best tiles, and those of blocks of which a multiprocessor has several."""
     every = [*candidates.candidates(sizes), *candidates.further_candidates(sizes)]
-    usual = sorted(candidates.candidates(sizes), key=lambda one: choice._rank(sizes, one))[:BEST]
+    usual = sorted(candidates.candidates(sizes), key=lambda one: _rank(sizes, one))[:BEST]
     several: list[MatmulConfig] = []
     for resident in (2, 3):
         found = (one for one in every if one.resident == resident)

@@ -1,7 +1,8 @@
 """Fits the rates of the estimate of GEMMs to measured times, and says how well it chooses.
 
-It reads what ``gemm_configs.py --json`` wrote, and what was measured before
-(``gemm_measured.json``: one NVIDIA H200, 2026-11-23). The rates stay near those that there are
+It reads what ``gemm_configs.py --json`` wrote, and what was measured before on such a chip
+(``gemm_measured.json``: one NVIDIA H200, 2026-11-23; ``gemm_measured_h100.json``: NVIDIA H100s,
+2026-11-28). The rates stay near those that there are
 where times do not tell (``--stay``). It prints how much slower the chosen configurations are than
 the fastest that were measured, with the present rates and with the fitted ones, also of shapes that
 the fit has not seen.
@@ -9,9 +10,10 @@ the fit has not seen.
     python benchmarks/gemm_fit.py configurations.json
     python benchmarks/gemm_fit.py   # what was measured before
     python benchmarks/gemm_fit.py --choice 4   # rates by which configurations are compared
+    python benchmarks/gemm_fit.py --chip H100 --choice 4   # on another chip
 
 With ``--choice`` it looks for rates that choose well rather than for those whose times are nearest,
-by so many rounds of coordinate descent from ``H200_CHOICE``, and tells how they choose for shapes
+by so many rounds of coordinate descent from the present ones, and tells how they choose for shapes
 that it has not seen: what a choice takes more than the fastest that was measured.
 """
 
@@ -34,9 +36,20 @@ import numpy as np
 
 from pallasite_hopper.ops import MatmulConfig
 from pallasite_hopper.ops.dense import choice
-from pallasite_hopper.ops.dense.cost import H200, H200_CHOICE, Rates, Sizes, nanoseconds
+from pallasite_hopper.ops.dense.candidates import candidates
+from pallasite_hopper.ops.dense.cost import (
+    H100_CHOICE,
+    H200,
+    H200_CHOICE,
+    Rates,
+    Sizes,
+    nanoseconds,
+)
 
 MEASURED = pathlib.Path(__file__).with_name("gemm_measured.json")
+MEASURED_H100 = pathlib.Path(__file__).with_name("gemm_measured_h100.json")
+CHIPS = {"H200": (MEASURED, H200_CHOICE), "H100": (MEASURED_H100, H100_CHOICE)}
+"""What was measured on each before, and the rates by which configurations are compared there."""
 FITTED = (
     "clock", "operands", "sustained", "energy", "port", "l2", "misaligned", "empty", "latency",
     "held", "group", "step_overlap", "multicast", "multicast_apart", "split", "memory",
@@ -139,12 +152,12 @@ def fit(rows: Sequence[Row], stay: float, start: Rates = H200) -> Rates:
     return rates(found.x)
 
 
-def choice_loss(rows: Sequence[Row], rates: Rates) -> float:
+def choice_loss(rows: Sequence[Row], rates: Rates, chip: str = "H200") -> float:
     """What a choice by these rates takes more than the fastest, and than the rival, in the mean of
     the logarithms; close estimates choose either."""
     lost = 0.0
     for row in rows:
-        estimates = np.array([math.log(_rank(row, one, rates)) for one, _ in row.ours])
+        estimates = np.array([math.log(_rank(row, one, rates, chip)) for one, _ in row.ours])
         times = np.array([time for _, time in row.ours])
         chosen = np.exp(-(estimates - estimates.min()) / BLUR)
         behind = np.maximum(0, np.log(times * AHEAD / row.rival))
@@ -152,26 +165,26 @@ def choice_loss(rows: Sequence[Row], rates: Rates) -> float:
     return lost / len(rows)
 
 
-def _rank(row: Row, config: MatmulConfig, rates: Rates) -> float:
+def _rank(row: Row, config: MatmulConfig, rates: Rates, chip: str) -> float:
     """What configurations of 16 bits are compared by, with other rates."""
-    return nanoseconds(config, row.sizes, rates) * _gain(row.sizes, config)
+    return nanoseconds(config, row.sizes, rates) * _gain(row.sizes, config, chip)
 
 
 @functools.cache
-def _gain(sizes: Sizes, config: MatmulConfig) -> float:
-    return choice._rank(sizes, config) / nanoseconds(config, sizes, H200_CHOICE)
+def _gain(sizes: Sizes, config: MatmulConfig, chip: str) -> float:
+    return choice._rank(sizes, config, chip) / nanoseconds(config, sizes, CHIPS[chip][1])
 
 
-def descend(rows: Sequence[Row], rounds: int) -> Rates:
+def descend(rows: Sequence[Row], rounds: int, chip: str = "H200") -> Rates:
     """Rates that choose better, by coordinate descent."""
-    found, steps = H200_CHOICE, dict(STEPS)
-    least = choice_loss(rows, found)
+    found, steps = CHIPS[chip][1], dict(STEPS)
+    least = choice_loss(rows, found, chip)
     for _ in range(rounds):
         for name in STEPS:
             for sign in (1, -1):
                 value = getattr(found, name) * math.exp(sign * steps[name])
                 other = dataclasses.replace(found, **{name: value})
-                loss = choice_loss(rows, other)
+                loss = choice_loss(rows, other, chip)
                 if loss < least:
                     found, least = other, loss
                     break
@@ -180,18 +193,28 @@ def descend(rows: Sequence[Row], rounds: int) -> Rates:
     return found
 
 
-def report_choice(rows: list[Row], rounds: int) -> None:
+def report_choice(rows: list[Row], rounds: int, chip: str) -> None:
     """Prints rates that choose better, and how those of one half choose for the other."""
-    rows = [row for row in rows if row.sizes.size == 2]
+    rows = [_of_candidates(row) for row in rows if row.sizes.size == 2]
+    rows = [row for row in rows if len(row.ours) > 1]
+    present = CHIPS[chip][1]
     random.Random(0).shuffle(rows)
     half = len(rows) // 2
     for seen, unseen in ((rows[:half], rows[half:]), (rows[half:], rows[:half])):
-        before, after = (choice_loss(unseen, one) for one in (H200_CHOICE, descend(seen, rounds)))
+        rates = (present, descend(seen, rounds, chip))
+        before, after = (choice_loss(unseen, one, chip) for one in rates)
         print(f"unseen: {before:.4f} with the present rates, {after:.4f} with those found")
-    found = descend(rows, rounds)
-    print(f"all: {choice_loss(rows, H200_CHOICE):.4f}, {choice_loss(rows, found):.4f}")
+    found = descend(rows, rounds, chip)
+    before, after = (choice_loss(rows, one, chip) for one in (present, found))
+    print(f"all: {before:.4f}, {after:.4f}")
     for name in STEPS:
-        print(f"    {name}={getattr(found, name):.3g},  # {getattr(H200_CHOICE, name):.3g}")
+        print(f"    {name}={getattr(found, name):.3g},  # {getattr(present, name):.3g}")
+
+
+def _of_candidates(row: Row) -> Row:
+    """Without the configurations that are never chosen without measuring."""
+    accepted = set(candidates(row.sizes))
+    return dataclasses.replace(row, ours=[one for one in row.ours if one[0] in accepted])
 
 
 def report(title: str, rows: Sequence[Row], rates: Rates) -> None:
@@ -217,14 +240,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("files", nargs="*", type=pathlib.Path, help="written by gemm_configs.py")
     parser.add_argument("--stay", type=float, default=0.5, help="how much rates stay as they are")
     parser.add_argument("--choice", type=int, help="rounds of descent of rates that choose well")
+    parser.add_argument("--chip", choices=CHIPS, default="H200", help="that was measured")
     arguments = parser.parse_args(argv)
-    rows = [row for path in (MEASURED, *arguments.files) for row in read(path)]
+    measured, _ = CHIPS[arguments.chip]
+    rows = [row for path in (measured, *arguments.files) for row in read(path)]
     if arguments.choice:
-        report_choice(rows, arguments.choice)
+        report_choice(rows, arguments.choice, arguments.chip)
         return 0
     report("present", rows, H200)
     by_choice = [
-        min(row.ours, key=lambda one: choice._rank(row.sizes, one[0]))[1] / row.rival
+        min(row.ours, key=lambda one: choice._rank(row.sizes, one[0], arguments.chip))[1]
+        / row.rival
         for row in rows
     ]
     print(

@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from pallasite_std.rules import copies as _copy_rules
     from pallasite_std.rules import semaphores as _semaphore_rules
     from pallasite_std.rules.shape import same_layout_hint as same_layout_hint
+    from pallasite_std.tuning.entries import device as device
 
     cluster_launch_rules = _cluster_launch_rules
     """What rules of cluster launch control check."""
@@ -196,6 +197,7 @@ _NAMES = {
     "primitives.layouts": ("SomeLayout", "layout_cast"),
     "primitives.semaphores": ("Coordinates", "one_semaphore"),
     "rules.shape": ("same_layout_hint",),
+    "tuning.entries": ("device",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 """Everything is imported when it is asked for: a kernel that is in the cache does without most."""

@@ -16,8 +16,26 @@ def test_configurations_come_back():
     for shape in ((2048, 1024, 4096), (3, 8192, 4096)):
         for config in choice.matmul_configs(*shape, "bfloat16"):
             assert gemm_fit.config_of(gemm_times.described(config)) == config
-    rows = gemm_fit.read(gemm_fit.MEASURED)
-    assert len(rows) > 100 and all(config.fits(1, 2) for row in rows for config, _ in row.ours)
+    for path, _ in gemm_fit.CHIPS.values():
+        rows = gemm_fit.read(path)
+        assert len(rows) > 100 and all(config.fits(1, 2) for row in rows for config, _ in row.ours)
+
+
+def test_rates_of_each_chip_choose_best_there():
+    """Those of an H100 choose configurations that take less time on one than those of an H200."""
+    rows = [gemm_fit._of_candidates(row) for row in gemm_fit.read(gemm_fit.MEASURED_H100)]
+    rows = [row for row in rows if len(row.ours) > 3]
+    lost = {
+        chip: np.mean(
+            [
+                min(row.ours, key=lambda one: choice._rank(row.sizes, one[0], chip))[1]
+                / min(time for _, time in row.ours)
+                for row in rows
+            ]
+        )
+        for chip in gemm_fit.CHIPS
+    }
+    assert len(rows) > 200 and lost["H100"] < lost["H200"] - 0.004
 
 
 def test_rows_of_measured_configurations(tmp_path):
@@ -41,7 +59,7 @@ def test_fit_follows_the_times():
         sizes = Sizes(*shape, 2, 2)
         ours = [
             (config, nanoseconds(config, sizes, slow) / 1e3)
-            for config in choice._by_estimate(sizes)[:6]
+            for config in choice._by_estimate(sizes, "H200")[:6]
         ]
         rows.append(gemm_fit.Row(sizes, 1.0, ours))
     fitted = gemm_fit.fit(rows, stay=0.01)
@@ -55,7 +73,7 @@ def test_descent_finds_rates_that_choose_better():
     rows = []
     for shape in ((100, 6144, 4096), (130, 8192, 8192), (220, 4096, 14336), (600, 1280, 5120)):
         sizes = Sizes(*shape, 2, 2)
-        listed = choice._by_estimate(sizes)[:40:4]
+        listed = choice._by_estimate(sizes, "H200")[:40:4]
         ours = [(config, nanoseconds(config, sizes, slow) / 1e3) for config in listed]
         rows.append(gemm_fit.Row(sizes, min(time for _, time in ours), ours))
     found = gemm_fit.descend(rows, 2)

@@ -17,7 +17,16 @@ from pallasite_hopper.ops.dense.candidates import (
     usual_columns,
 )
 from pallasite_hopper.ops.dense.config import SHARED_MEMORY, MatmulConfig
-from pallasite_hopper.ops.dense.cost import H200, H200_CHOICE, Rates, Sizes, nanoseconds
+from pallasite_hopper.ops.dense.cost import (
+    H100_CHOICE,
+    H200,
+    H200_CHOICE,
+    Rates,
+    Sizes,
+    nanoseconds,
+)
+from pallasite_hopper.ops.dense.one_round import one_round_config
+from pallasite_std.api import device
 
 _MANY_COLUMNS, _MANY_ROUNDS = 192, 4
 
@@ -28,6 +37,7 @@ class _Least:
 
     Attributes:
       rates: of the estimate.
+      divided: of the estimate of a GEMM and one that a second kernel shares.
       columns: the transposed GEMM where it has several tiles of many columns: then it takes more
         than estimated in the mean, as all of these do (measured on an H200).
       parts, split: parts of k, and blocks that share steps.
@@ -45,6 +55,7 @@ class _Least:
     """
 
     rates: Rates
+    divided: Rates
     columns: float
     parts: float
     split: float
@@ -59,13 +70,21 @@ class _Least:
     halves: float
 
 
-_OF_16_BITS = _Least(
-    rates=H200_CHOICE, columns=0.02, parts=0.03, split=0.08, turns=0.0, other_turns=0.03, size=0.05,
-    few_elements=0.03, clusters=0.03, flat=0.05, rows=0.02, filling=0.01, halves=0.06,
+_ON_H200 = _Least(
+    rates=H200_CHOICE, divided=H200, columns=0.02, parts=0.03, split=0.08, turns=0.0,
+    other_turns=0.03, size=0.05, few_elements=0.03, clusters=0.03, flat=0.05, rows=0.02,
+    filling=0.01, halves=0.06,
 )  # fmt: skip
+_OF_16_BITS = {
+    "H200": _ON_H200,
+    "H100": dataclasses.replace(
+        _ON_H200, rates=H100_CHOICE, divided=H100_CHOICE, turns=0.03, size=0.03, filling=0.0
+    ),
+}
+"""By the chip."""
 _OF_OTHERS = _Least(
-    rates=H200, columns=0.03, parts=0.02, split=0.05, turns=0.01, other_turns=0.04, size=0.03,
-    few_elements=0.01, clusters=0.0, flat=0.05, rows=0.02, filling=0.02, halves=0.0,
+    rates=H200, divided=H200, columns=0.03, parts=0.02, split=0.05, turns=0.01, other_turns=0.04,
+    size=0.03, few_elements=0.01, clusters=0.0, flat=0.05, rows=0.02, filling=0.02, halves=0.0,
 )  # fmt: skip
 _DIVIDED = 6
 """So many of the best are considered with another configuration for the rest."""
@@ -78,17 +97,34 @@ _LISTED, _FURTHER = 24, 6
 that the estimate has not been fitted to."""
 
 
-def default_config(sizes: Sizes) -> MatmulConfig:
-    """The configuration that is used without tuning: the best by the estimate."""
-    return _with_rest(sizes) or _by_estimate(sizes)[0]
+def chip_of(device_kind: str) -> str:
+    """Whose rates estimates have on a GPU: ``"H100"`` or ``"H200"``, which others count as."""
+    return "H100" if "H100" in device_kind else "H200"
+
+
+def this_chip() -> str:
+    """That of the device on which operations run."""
+    return chip_of(device().device_kind)
+
+
+def default_config(sizes: Sizes, chip: str | None = None) -> MatmulConfig:
+    """The configuration that is used without tuning: the best by the estimate.
+
+    Args:
+      sizes: of the GEMM.
+      chip: see :func:`chip_of`; by default that of the device on which operations run.
+    """
+    chip = chip or this_chip()
+    found = one_round_config(sizes) if chip == "H100" else None
+    return found or _with_rest(sizes, chip) or _by_estimate(sizes, chip)[0]
 
 
 @functools.lru_cache(maxsize=1024)
-def _with_rest(sizes: Sizes) -> MatmulConfig | None:
+def _with_rest(sizes: Sizes, chip: str) -> MatmulConfig | None:
     """Whole rounds of tiles, and another configuration for what is left; None if one kernel takes
     hardly more time."""
-    ordered = _by_estimate(sizes)
-    best, limit = None, nanoseconds(ordered[0], sizes) * (1 - _LEAST_GAIN)
+    ordered, rates = _by_estimate(sizes, chip), _least(sizes, chip).divided
+    best, limit = None, nanoseconds(ordered[0], sizes, rates) * (1 - _LEAST_GAIN)
     whole = (
         one
         for one in ordered
@@ -109,12 +145,12 @@ def _with_rest(sizes: Sizes) -> MatmulConfig | None:
             place = rounds * resident // across * step
             if not 0 < place < extent:
                 continue
-            if nanoseconds(config, sizes.part(along, place)) + H200.launch > limit:
+            if nanoseconds(config, sizes.part(along, place), rates) + rates.launch > limit:
                 continue
-            others = _by_estimate(sizes.part(along, extent - place))
+            others = _by_estimate(sizes.part(along, extent - place), chip)
             rest = next(one for one in others if one.parts == 1)
             both = dataclasses.replace(config, rest=rest, rest_from=place, rest_along=along)
-            time = nanoseconds(both, sizes)
+            time = nanoseconds(both, sizes, rates)
             if time < limit:
                 best, limit = both, time
     return best
@@ -143,21 +179,23 @@ def matmul_configs(
         transpose_a, transpose_b = False, True
     out_size = np.dtype(out_dtype or dtype).itemsize
     sizes = Sizes(m, n, k, size, out_size, transpose_a, transpose_b)
-    ordered = _by_estimate(sizes)
-    found = [default_config(sizes), *ordered[:_LISTED]]
+    chip = this_chip()
+    ordered = _by_estimate(sizes, chip)
+    once = one_round_config(sizes)
+    found = [default_config(sizes, chip), *([once] if once else []), *ordered[:_LISTED]]
     if not ordered[0].swap:
         found += [
             dataclasses.replace(ordered[0], group=group, grid_minor=minor)
             for group, minor in itertools.product((4, 8, 16), ("m", "n"))
         ]
-    further = sorted(further_candidates(sizes), key=functools.partial(_rank, sizes))
+    further = sorted(further_candidates(sizes), key=functools.partial(_rank, sizes, chip=chip))
     return list(dict.fromkeys([*found, *further[:_FURTHER]]))
 
 
 @functools.lru_cache(maxsize=1024)
-def _by_estimate(sizes: Sizes) -> tuple[MatmulConfig, ...]:
+def _by_estimate(sizes: Sizes, chip: str) -> tuple[MatmulConfig, ...]:
     """All candidates, the best by the estimate first."""
-    found = sorted(candidates(sizes), key=functools.partial(_rank, sizes))
+    found = sorted(candidates(sizes), key=functools.partial(_rank, sizes, chip=chip))
     if not found:
         raise InvalidValueError(
             "no tile of this GEMM fits in shared memory",
@@ -167,9 +205,13 @@ def _by_estimate(sizes: Sizes) -> tuple[MatmulConfig, ...]:
     return tuple(found)
 
 
-def _rank(sizes: Sizes, config: MatmulConfig) -> float:
+def _least(sizes: Sizes, chip: str) -> _Least:
+    return _OF_16_BITS[chip] if sizes.size == 2 else _OF_OTHERS
+
+
+def _rank(sizes: Sizes, config: MatmulConfig, chip: str = "H200") -> float:
     """The estimated time, and a little more where a configuration must be worth it."""
-    least = _OF_16_BITS if sizes.size == 2 else _OF_OTHERS
+    least = _least(sizes, chip)
     several = config.swap and sizes.m > config.tile_n >= _MANY_COLUMNS
     large = config.tile_m * config.tile_n > LARGEST
     once = config.swap and config.tile_m > 64 and _reads_once_in_rounds(config, sizes.m, sizes.n)

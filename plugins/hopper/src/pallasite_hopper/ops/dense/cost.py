@@ -292,6 +292,43 @@ times are nearest: what they choose of 838 sets of times is 1.2 % slower than th
 mean, where the other rates choose what is 1.5 % slower (``benchmarks/gemm_fit.py --choice``). Those
 of parts of k, from ``second`` on, are of 98 further sets."""
 
+H100_CHOICE = dataclasses.replace(
+    H200_CHOICE,
+    turn=1240.0,
+    turn_first=346.0,
+    turn_mma=1.8,
+    turn_cluster=729.0,
+    turn_overlap=3.6,
+    multicast=0.664,
+    cluster=2095.0,
+    group=1295.0,
+    step_overlap=2.06,
+    held=2.43,
+    latency=697.0,
+    port=238.0,
+    l2=18400.0,
+    empty=10.8,
+    operands=9.38,
+    memory=3607.0,
+    block_memory=111.0,
+    overlap=5.39,
+    write=3521.0,
+    piece=110.0,
+    launch=991.0,
+    exchange=4475.0,
+    exchanged=7.19,
+    second=2280.0,
+    partial=1980.0,
+    split=0.498,
+    least_step=161.0,
+    parts_step=0.03,
+    parts_memory=0.2,
+)
+"""The same of an H100 (SXM, HBM3), whose memory is slower: found by 2,039 kernels of 237 shapes
+(2026-11; ``benchmarks/gemm_fit.py --chip H100 --choice``). What these rates choose takes 1.0 % more
+than the fastest in the mean, 1.1 % of shapes that they were not fitted to; the choice by the rates
+of an H200 takes 1.6 % more."""
+
 _PAIRS = {1: 0.0, 2: 1.0, 4: 0.6, 8: 0.3}
 """Of what pairs of blocks wait for each other, what other clusters do, by their blocks."""
 

@@ -1,0 +1,109 @@
+"""Skinny GEMMs in one round of tiles, the choice by the GPU, and groups of tiles of equal width."""
+
+from __future__ import annotations
+
+import types
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallasite_hopper.ops import matmul
+from pallasite_hopper.ops.dense import choice
+from pallasite_hopper.ops.dense.candidates import candidates
+from pallasite_hopper.ops.dense.config import SHARED_MEMORY
+from pallasite_hopper.ops.dense.cost import H200, Sizes
+from pallasite_hopper.ops.dense.one_round import IN_FLIGHT, one_round_config
+
+pytestmark = pytest.mark.runs_kernels
+
+MULTIPROCESSORS = H200.multiprocessors
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 80),
+    st.integers(100, 40000).map(lambda n: 8 * n),
+    st.integers(8, 4000).map(lambda k: 8 * k),
+    st.sampled_from([2, 4]),
+)
+def test_tiles_of_one_round(m, n, k, out_size):
+    """All tiles are resident at once where that is possible, with about as much in flight as memory
+    answers without delay; and they fit."""
+    config = one_round_config(Sizes(m, n, k, 2, out_size))
+    if config is None:
+        assert m > 32 or n < 70 * 128 or 2 * n * k <= H200.cache
+        return
+    assert config.fits(2, out_size) and config.shared_bytes(2, out_size) <= SHARED_MEMORY
+    assert config.tile_n >= m and config.swap and config.evict_first and config.stages >= 2
+    tiles = -(-n // config.tile_m)
+    assert (tiles <= MULTIPROCESSORS) == (n <= 512 * MULTIPROCESSORS)
+    if tiles <= MULTIPROCESSORS:
+        smaller = {256: 128, 384: 256, 512: 384}.get(config.tile_m)
+        assert smaller is None or -(-n // smaller) > MULTIPROCESSORS
+        stage = tiles * config.tile_m * config.tile_k * 2
+        assert config.stages * stage < 1.6 * IN_FLIGHT or config.stages <= 4
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "changes"),
+    [
+        (3, 35000, 1024, {"tile_m": 384}),
+        (33, 18432, 3072, {"tile_m": 256}),
+        (64, 60000, 512, {"tile_m": 512}),
+        (20, 16384, 2048, {"tile_m": 128}),
+    ],
+)
+def test_results(m, n, k, changes):
+    """The configuration of a large matrix, on the first columns of one; with an edge of rows."""
+    config = one_round_config(Sizes(m, n, k, 2, 2))
+    assert config is not None
+    assert {name: getattr(config, name) for name in changes} == changes
+    columns = 2 * config.tile_m + 40
+    generator = np.random.default_rng(m)
+    a, b = (
+        generator.standard_normal(shape).astype(ml_dtypes.bfloat16)
+        for shape in ((m, 192), (192, columns))
+    )
+    result = np.asarray(matmul(jnp.asarray(a), jnp.asarray(b), config=config)).astype(np.float64)
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.linalg.norm(result - expected) < 4e-3 * np.linalg.norm(expected)
+
+
+def test_the_gpu_decides(monkeypatch):
+    """An H100's memory is slower than an H200's; other GPUs count as one of them."""
+    kinds = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA H200": "H200", "cpu": "H200"}
+    skinny, large = Sizes(4, 32000, 5120, 2, 2), Sizes(1643, 5120, 27648, 2, 2)
+    for kind, chip in kinds.items():
+        found = types.SimpleNamespace(device_kind=kind)
+        monkeypatch.setattr(choice, "device", lambda found=found: found)
+        assert choice.this_chip() == choice.chip_of(kind) == chip
+        for sizes in (skinny, large):
+            assert choice.default_config(sizes) == choice.default_config(sizes, chip)
+    assert choice.default_config(skinny, "H100") == one_round_config(skinny)
+    for sizes in (skinny, large):
+        assert choice.default_config(sizes, "H100") != choice.default_config(sizes, "H200")
+
+
+def test_tuning_tries_one_round():
+    """On any GPU."""
+    assert one_round_config(Sizes(4, 32000, 5120, 2, 2)) in choice.matmul_configs(
+        4, 32000, 5120, "bfloat16"
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(40, 700).map(lambda m: 8 * m),
+    st.integers(40, 2000).map(lambda n: 8 * n),
+    st.integers(16, 400).map(lambda k: 8 * k),
+)
+def test_no_group_of_tiles_is_narrow(m, n, k):
+    """As many groups as chosen, whose widths differ by less than their number."""
+    for config in candidates(Sizes(m, n, k, 2, 2)):
+        rows = -(-(n if config.swap else m) // config.step_m)
+        groups = -(-rows // config.group)
+        assert groups == 1 or groups * config.group - rows < groups
