@@ -15,7 +15,7 @@ MODULES = {path.stem.removesuffix("_cases"): path for path in sorted(FOLDER.glob
 # What runs a kernel for the first time in a process takes as long as the cases of a small module.
 TOGETHER = [
     ("accesses", "exchange", "sanitizer", "wrong"),
-    ("attention_gradients", "experts"),
+    ("attention_gradients", "experts", "replicated"),
     ("attention_programs", "products"),
     ("multicast", "network", "traps", "tuning"),
 ]

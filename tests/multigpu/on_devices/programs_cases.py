@@ -184,6 +184,29 @@ def test_nobody_ends_while_others_use_its_memory(method):
     np.testing.assert_allclose(found, on_each(reference), 1e-5, 1e-5)
 
 
+@pytest.mark.parametrize("method", ["two_steps", "pipelined"])
+@pytest.mark.parametrize("devices", [2, 3])
+def test_sums_in_place(method, devices):
+    """The result takes the place of the operand: which is still what it was to what reads it later,
+    and is the next operand in a loop."""
+    mesh, spec = mesh_of(x=devices), PartitionSpec("x")
+    x = numbers((devices * 5, 300), np.float32)
+
+    def summed(x):
+        return ops.all_reduce(x, axis_name="x", method=method)
+
+    def program(x):
+        after = x * summed(x)
+        return after, jax.lax.fori_loop(0, 3, lambda _, x: summed(x) / (2 * devices), x)
+
+    call = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    with config.scoped(sanitize=True):
+        after, looped = map(np.asarray, jax.jit(call)(x))
+    total = np.tile(x.reshape(devices, -1, 300).sum(0), (devices, 1))
+    np.testing.assert_allclose(after, x * total, 1e-5, 1e-5)
+    np.testing.assert_allclose(looped, total / (8 * devices), 1e-5, 1e-5)
+
+
 @pytest.mark.parametrize("method", ["one_step", "two_steps", "pipelined"])
 @pytest.mark.parametrize("axis", ["x", ("x", "y")])
 def test_reduced_arrays_do_not_vary(method, axis):

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError, UnsupportedError
-from pallasite.plugin.jax_internals import itemsize_bits, match_varying_axes
+from pallasite.plugin.jax_internals import itemsize_bits
 from pallasite_multigpu.ops import choice, kernels, tuning
-from pallasite_multigpu.ops.devices import devices_along
+from pallasite_multigpu.ops.devices import devices_along, varying_along
 from pallasite_multigpu.ops.tiles import Tiles, split
 
 type Reduction = Literal["add", "min", "max", "and", "or", "xor"]
@@ -63,7 +63,7 @@ def all_gather(
         dimension,
         ways=(False, True),
     )
-    return _all_gather(x, axis_name, dimension, plan)
+    return _all_gather(*varying_along(axis_name, x), axis_name, dimension, plan)
 
 
 def reduce_scatter(
@@ -115,6 +115,7 @@ def reduce_scatter(
         lambda one, x: _reduce_scatter(x, axis_name, dimension, reduction, one),
         *(dimension, reduction),
     )
+    (x,) = varying_along(axis_name, x)
     if reduction == "add":
         return _sum_scatter(x, axis_name, dimension, plan)
     return _reduce_scatter(x, axis_name, dimension, reduction, plan)
@@ -179,7 +180,7 @@ def all_reduce(
             lambda one, x: _all_reduce(x, axis_name, reduction, *one),
             *(reduction, method),
         )
-    x = _over(x, axis_name)
+    (x,) = varying_along(axis_name, x)
     if reduction == "add":
         return _sum(x, axis_name, chosen, plan)
     return _all_reduce(x, axis_name, reduction, chosen, plan)
@@ -223,7 +224,7 @@ def all_to_all(
         lambda one, x: _all_to_all(x, axis_name, from_, to, one),
         *(from_, to),
     )
-    return _all_to_all(x, axis_name, from_, to, plan)
+    return _all_to_all(*varying_along(axis_name, x), axis_name, from_, to, plan)
 
 
 # Arguments ----------------------------------------------------------------------------------------
@@ -232,12 +233,6 @@ def all_to_all(
 def _checked(axis_name: Hashable) -> bool:
     """Whether ``jax.shard_map`` checks over which axes arrays vary."""
     return bool(jax.typeof(jax.lax.axis_index(axis_name)).manual_axis_type.varying)
-
-
-def _over(x: jax.Array, axis_name: Hashable) -> jax.Array:
-    """``x``, of a type that varies over the axis, where that is checked."""
-    varying: jax.Array = match_varying_axes(x, jax.lax.axis_index(axis_name))[0]
-    return varying
 
 
 def _array(x: Any) -> jax.Array:
@@ -469,7 +464,7 @@ def _sum_fwd(x: Any, axis: Any, method: Any, plan: Any) -> Any:
 
 def _sum_bwd(axis: Any, method: Any, plan: Any, _: Any, gradient: Any) -> Any:
     if _checked(axis):
-        return (_over(gradient, axis),)  # Of the one result that all devices have.
+        return varying_along(axis, gradient)  # Of the one result that all devices have.
     return (_sum(gradient, axis, method, plan),)
 
 

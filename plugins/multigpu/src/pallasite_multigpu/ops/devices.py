@@ -7,6 +7,7 @@ from collections.abc import Hashable
 import jax
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError, UnsupportedError
+from pallasite.plugin.jax_internals import match_varying_axes
 
 
 def devices_along(axis_name: Hashable) -> int:
@@ -51,3 +52,15 @@ def devices_along(axis_name: Hashable) -> int:
             hint="leave axis_names out of jax.shard_map, or name all axes",
         )
     return count
+
+
+def varying_along(axis_name: Hashable, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Arrays, as of types that vary over the axes and over what any of them varies over.
+
+    What devices exchange differs from device to device, also where their operands do not, and the
+    gradient of such an operand is the sum of all devices'. Types only differ where
+    ``jax.shard_map`` checks them.
+    """
+    devices_along(axis_name)
+    matched: tuple[jax.Array, ...] = match_varying_axes(*arrays, jax.lax.axis_index(axis_name))
+    return matched[:-1]

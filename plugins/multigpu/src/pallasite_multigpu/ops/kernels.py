@@ -314,6 +314,9 @@ def reduce_by_writing(
     for the pieces of this device's part, reduces them, and writes the result to all. So both
     directions of a link are busy from the beginning to the end, with stores only.
 
+    The result takes the place of the operand, as in :func:`reduce_in_two_steps`: a device writes a
+    piece of the result to another one after that has sent its own elements of the piece.
+
     Args:
       x: whose ``columns`` are a multiple of ``tile``.
       axis: of the mesh.
@@ -392,6 +395,7 @@ def reduce_by_writing(
         num_threads=2,
         thread_name="warpgroup",
         scratch_types=[plgpu.SemaphoreType.REGULAR((count,)), plgpu.SemaphoreType.REGULAR],
+        input_output_aliases={0: 0},
         compiler_params=plgpu.CompilerParams(
             plugin_options={"standard": {"partial_outputs": True}}  # The parts of two devices.
         ),

@@ -13,8 +13,9 @@ import numpy as np
 from jax import lax
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
+from pallasite.plugin.jax_internals import match_varying_axes
 from pallasite_multigpu.ops import moe_kernels
-from pallasite_multigpu.ops.devices import devices_along
+from pallasite_multigpu.ops.devices import devices_along, varying_along
 from pallasite_multigpu.ops.moe_kernels import Experts
 from pallasite_std.api import in_32_bits
 
@@ -86,6 +87,7 @@ def moe_dispatch(
     if capacity is None:
         capacity = max(1, count * experts.size)
     layout = Experts(axis_name, count, num_experts, capacity)
+    x, experts = varying_along(axis_name, x, experts)
     rows, counts, devices, places = _dispatch(x, experts.astype(jnp.int32), layout)
     first = lax.axis_index(axis_name) * layout.here
     sizes = lax.dynamic_slice_in_dim(counts.sum(0), first, layout.here)
@@ -138,7 +140,8 @@ def moe_combine(
     layout = Experts(axis_name, count, route.num_experts, route.capacity)
     if weights is None:
         weights = jnp.ones(route.places.shape, jnp.float32)
-    return _combine(rows, weights, route.devices, route.places, route.received, layout)
+    of_route = (route.devices, route.places, route.received)
+    return _combine(*varying_along(axis_name, rows, weights, *of_route), layout)
 
 
 def _check(x: Any, experts: Any, num_experts: int, count: int, capacity: int | None) -> None:
@@ -165,6 +168,12 @@ def _check(x: Any, experts: Any, num_experts: int, count: int, capacity: int | N
         raise InvalidValueError(
             "moe_dispatch: the capacity is no positive number", got=repr(capacity)
         )
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.Array:
+    """Zeros, of a type that varies over the axes over which an array does."""
+    made: jax.Array = match_varying_axes(jnp.zeros(shape, dtype), like)[0]
+    return made
 
 
 def _blocks(items: int) -> int:
@@ -201,8 +210,8 @@ def _dispatch(
             _blocks(max(chosen.size, 1)),
         )
     else:
-        rows = jnp.zeros((layout.capacity, x.shape[1]), x.dtype)
-        everywhere = jnp.zeros((layout.count, layout.padded), jnp.int32)
+        rows = _zeros((layout.capacity, x.shape[1]), x.dtype, x)
+        everywhere = _zeros((layout.count, layout.padded), jnp.int32, x)
     place = _starts(everywhere, layout)[by_expert] + numbers
     places = jnp.zeros_like(chosen).at[order].set(place)
     devices = jnp.where(there, chosen // layout.here, -1).reshape(shape)
@@ -239,7 +248,7 @@ _dispatch.defvjp(in_32_bits(_dispatch_fwd), in_32_bits(_dispatch_bwd))
 def _collect(rows: Any, devices: Any, places: Any, weights: Any, layout: Experts) -> jax.Array:
     tokens = devices.shape[0]
     if not rows.size or not devices.size:
-        return jnp.zeros((tokens, rows.shape[1]), rows.dtype)
+        return _zeros((tokens, rows.shape[1]), rows.dtype, rows)
     floats = jnp.issubdtype(rows.dtype, jnp.floating)
     return moe_kernels.collect(
         rows,

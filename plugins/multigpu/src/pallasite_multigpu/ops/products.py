@@ -18,7 +18,7 @@ from pallasite import ops
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
 from pallasite_multigpu.ops import choice, tuning
 from pallasite_multigpu.ops.api import all_gather, reduce_scatter
-from pallasite_multigpu.ops.devices import devices_along
+from pallasite_multigpu.ops.devices import devices_along, varying_along
 from pallasite_std.api import in_32_bits
 
 SCATTERS = True
@@ -52,6 +52,7 @@ def all_gather_matmul(
       InvalidTypeError, InvalidValueError: operands that do not fit.
     """
     _check(lhs, rhs)
+    lhs, rhs = varying_along(axis_name, lhs, rhs)
     dtype = jnp.dtype(out_dtype or lhs.dtype)
     if config is None and _fuses(lhs, rhs, axis_name, dtype, None):
         from pallasite_multigpu.ops import gathered_product
@@ -104,6 +105,7 @@ def matmul_reduce_scatter(
       InvalidTypeError, InvalidValueError: operands that do not fit.
     """
     _check(lhs, rhs)
+    lhs, rhs = varying_along(axis_name, lhs, rhs)
     dtype = jnp.dtype(out_dtype or lhs.dtype)
     if config is None and _scatters(lhs, rhs, axis_name, dtype, None):
         from pallasite_multigpu.ops import scattered_product

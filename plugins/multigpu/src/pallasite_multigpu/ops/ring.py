@@ -16,7 +16,7 @@ from pallasite import ops
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_multigpu.ops import choice, ring_steps, tuning
 from pallasite_multigpu.ops.api import all_gather
-from pallasite_multigpu.ops.devices import devices_along
+from pallasite_multigpu.ops.devices import devices_along, varying_along
 from pallasite_multigpu.ops.ring_schedule import (
     Placement,
     Step,
@@ -99,6 +99,7 @@ def ring_attention(
     if scale is None:
         scale = max(1, q.shape[3]) ** -0.5
     call = _Call(axis_name, bool(causal), scale, soft_cap, placement)
+    q, k, v = varying_along(axis_name, q, k, v)
     if call.count == 1:
         return jnp.asarray(ops.attention(q, k, v, causal=call.causal, **call.options))
     if method is not None:
