@@ -489,6 +489,11 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     return found
 
 
+def checked_manual_axes() -> frozenset[Any]:
+    """The manual axes of the device mesh, where JAX checks which arrays vary over them."""
+    return frozenset(_mesh.get_abstract_mesh().manual_axes if _config._check_vma.value else ())
+
+
 def varying_over(aval: Any, axes: frozenset[Any]) -> Any:
     """An array type that varies over these manual axes, where JAX checks them."""
     if not _config._check_vma.value:

@@ -59,8 +59,8 @@ def kernel(
       body: the kernel body.
       out_type: a tree of ``jax.ShapeDtypeStruct`` for the outputs; allocations in GMEM and arrays
         stand for their type. A list or tuple is unpacked into the body's arguments, anything else
-        is one argument. Inside ``jax.shard_map``, an output varies over the axes of the mesh over
-        which an operand does, or over those of ``manual_axis_type``, if its type has that.
+        is one argument. Inside ``jax.shard_map``, an output varies over the mesh axes of its
+        ``manual_axis_type``; else those of operands and ``axis_index``, all if it communicates.
       scratch_types: a list or tuple of allocations and barriers, or a dictionary of them, which is
         passed by keyword. All threads of a block share them.
       compiler_params: a :class:`CompilerParams`.

@@ -44,11 +44,8 @@ _jax.register_lowering(devices_p, lambda ctx: [])
 @functools.lru_cache(maxsize=1024)
 def _communicates(body: Any) -> bool:
     """Whether a body has JAX's effect of communication, which JAX hides in regions of warps."""
-    jaxprs = [body]
-    for jaxpr in jaxprs:
-        for equation in jaxpr.eqns:
-            jaxprs += _jax.jaxprs_in_params(equation.params)
-    return any(_jax.comms_effect in jaxpr.effects for jaxpr in jaxprs)
+    inner = (one for equation in body.eqns for one in _jax.jaxprs_in_params(equation.params))
+    return _jax.comms_effect in body.effects or any(map(_communicates, inner))
 
 
 def _order_of_calls() -> Any:
@@ -146,12 +143,15 @@ def _abstract_eval(*in_avals: Any, spec: KernelSpec) -> tuple[tuple[Any, ...], s
     per_device = any(one.per_device for one in plugins.manager().lifecycles())
     asking = _jax.prims_that_require_devices
     (asking.add if per_device else asking.discard)(kernel_call_p)
-    return _result_types(spec, in_avals), effects
+    return _result_types(spec, in_avals, effects), effects
 
 
-def _result_types(spec: KernelSpec, in_avals: Sequence[Any]) -> tuple[Any, ...]:
-    """The types of the results, which vary over the manual axes over which an input does."""
-    varying = frozenset().union(*map(_jax.varying_axes, in_avals))
+def _result_types(spec: KernelSpec, in_avals: Sequence[Any], effects: set[Any]) -> tuple[Any, ...]:
+    """The types of the results: they vary over the manual axes of inputs and of the body."""
+    manual = _jax.checked_manual_axes()
+    indices = {one.name for one in effects if isinstance(one, _jax.NamedAxisEffect)}
+    of_body = manual if _communicates(spec.jaxpr) else manual & indices
+    varying = of_body.union(*map(_jax.varying_axes, in_avals))
     for position in sorted(_written_inputs(spec)):
         missing = varying - _jax.varying_axes(in_avals[position])
         if missing and isinstance(in_avals[position], _jax.AbstractRef):
@@ -189,9 +189,7 @@ def _discharge(ctx: Any, *operands: Any, spec: KernelSpec) -> tuple[list[Any], l
     num_outs = len(spec.out_avals)
     new_refs = [_jax.new_var(spec.jaxpr.invars[position].aval) for position in updated]
     aliases = tuple((position, num_outs + i) for i, position in enumerate(updated))
-    jaxpr = spec.jaxpr
-    if new_refs:
-        jaxpr = _jax.append_inputs(jaxpr, new_refs)
+    jaxpr = _jax.append_inputs(spec.jaxpr, new_refs) if new_refs else spec.jaxpr
     new = spec.replace(
         jaxpr=jaxpr,
         out_avals=(*spec.out_avals, *(spec.in_avals[position] for position in updated)),
@@ -202,10 +200,8 @@ def _discharge(ctx: Any, *operands: Any, spec: KernelSpec) -> tuple[list[Any], l
         ),
     )
     results = kernel_call_p.bind(*operands, spec=new)
-    new_values: list[Any] = [None] * len(operands)
-    for position, value in zip(updated, results[num_outs:], strict=True):
-        new_values[position] = value
-    return new_values, list(results[:num_outs])
+    new_values = dict(zip(updated, results[num_outs:], strict=True))
+    return [new_values.get(i) for i in range(len(operands))], list(results[:num_outs])
 
 
 def _batch(
