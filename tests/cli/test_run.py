@@ -185,6 +185,7 @@ def test_errors_of_kernels(run):
         (("triple", "--arg", "no.npy"), "cannot read no.npy"),
         (("triple", "--grid", "4"), "says itself how it is launched"),
         (("triple", "--arg", "i8[512]:300"), "300 is not a number of type int8"),
+        (("triple", "--arg", "f64[512]"), "--arg f64[512], which would become float32"),
     ],
 )
 def test_user_errors(run, arguments, message):

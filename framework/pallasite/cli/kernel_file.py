@@ -177,11 +177,24 @@ def load(path: str) -> KernelFile:
 
 
 def types_of(arguments: Sequence[ArrayType]) -> tuple[Any, ...]:
-    """Arguments without values for the types that the user gave."""
+    """Arguments without values for the types that the user gave.
+
+    Raises:
+      InvalidValueError: JAX makes narrower arrays of one of them.
+    """
     import jax
     import ml_dtypes  # noqa: F401  (NumPy knows its dtypes from then on)
     import numpy as np
 
+    for one in arguments:
+        narrow = jax.dtypes.canonicalize_dtype(np.dtype(one.dtype))
+        if narrow != np.dtype(one.dtype):
+            raise InvalidValueError(
+                "JAX has no arrays of this dtype here",
+                got=f"--arg {one}, which would become {narrow}",
+                expected="dtypes of at most 32 bits",
+                hint="set the environment variable JAX_ENABLE_X64=1",
+            )
     return tuple(jax.ShapeDtypeStruct(one.shape, np.dtype(one.dtype)) for one in arguments)
 
 

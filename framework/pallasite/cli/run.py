@@ -241,6 +241,7 @@ def _inputs(
                     got="out:, inout: or null",
                     expected="types and values of inputs; JAX makes the outputs",
                 )
+        kernel_file.types_of([one.type for one in arguments.arg if one.type is not None])
         return tuple(make(one, generator) for one in arguments.arg)
     if candidate.values is not None:
         with running(file.path.resolve()):
