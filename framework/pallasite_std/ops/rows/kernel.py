@@ -397,7 +397,7 @@ BY_BLOCK = False
 block, which takes no turn through shared memory."""
 
 
-@plgpu.inline_mgpu(values="pallasite")
+@plgpu.inline_mgpu(values="pallasite")  # type: ignore[untyped-decorator]
 def _await_block(context: Any) -> None:
     context.block_barrier()
 
