@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -465,6 +466,53 @@ def test_no_derivative():
     k = kernel(copy_body, out_type=X)
     with pytest.raises(UnsupportedError, match="differentiated"):
         jax.grad(lambda x: k(x).sum())(ones(8, 32))
+
+
+def with_scratch(x, o, tile, copied):
+    tile[...] = x[...]
+    o[...] = tile[...]
+
+
+def with_named_scratch(x, o, *, tile, copied):
+    with_scratch(x, o, tile, copied)
+
+
+@pytest.mark.parametrize(
+    ("body", "scratch"),
+    [
+        (copy_body, []),
+        (lambda *refs: copy_body(*refs), []),
+        (lambda x, o, factor=1: copy_body(x, o), []),
+        (with_scratch, [SMEM((8, 32), F32), Barrier()]),
+        (with_named_scratch, {"tile": SMEM((8, 32), F32), "copied": Barrier()}),
+    ],
+    ids=["plain", "any references", "a default", "scratch", "named scratch"],
+)
+def test_custom_derivatives_and_batching_of_the_kernel_itself(body, scratch):
+    copy = kernel(body, out_type=X, scratch_types=scratch)
+
+    @jax.custom_vjp
+    def halved(x):
+        return copy(x)
+
+    differentiable = jax.custom_vjp(copy)
+    for one in (differentiable, halved):
+        one.defvjp(lambda x: (copy(x), None), lambda _, gradient: (gradient / 2,))
+    found = jax.make_jaxpr(jax.grad(lambda x: differentiable(x).sum()))(X)
+    assert names_of(found.jaxpr) == names_of(
+        jax.make_jaxpr(jax.grad(lambda x: halved(x).sum()))(X).jaxpr
+    )
+    forward = jax.custom_jvp(copy)
+    forward.defjvp(lambda primals, tangents: (copy(*primals), *tangents))
+    assert jax.eval_shape(lambda x: jax.jvp(forward, (x,), (x,)), X)[1].shape == X.shape
+    batched = jax.custom_batching.custom_vmap(copy)
+    batched.def_vmap(lambda size, axes, x: (x, axes[0]))
+    assert jax.eval_shape(jax.vmap(batched), jax.ShapeDtypeStruct((3, 8, 32), F32)).shape[0] == 3
+
+
+def test_parameters_have_the_names_of_operands():
+    copy = kernel(with_scratch, out_type=X, scratch_types=[SMEM((8, 32), F32), Barrier()])
+    assert list(inspect.signature(copy).parameters) == ["x"]
 
 
 def test_mesh_is_hashable_and_replaceable():

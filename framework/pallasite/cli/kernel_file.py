@@ -127,17 +127,17 @@ class KernelFile:
 
 def operand_names(function: Callable[..., Any]) -> tuple[str, ...] | None:
     """Names of the arguments that a function or a kernel must be given; None if not known."""
+    kernel: Any = function if hasattr(function, "scratch_types") else None
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(kernel.body if kernel else function).parameters.values()
     except (TypeError, ValueError):
         return None
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [one.name for one in parameters if one.kind in positional and one.default is one.empty]
-    if hasattr(function, "out_type") and hasattr(function, "scratch_types"):
-        # A kernel has the signature of its body, which gets outputs and scratch after the operands.
-        scratch = function.scratch_types
+    if kernel:  # Its body gets outputs and scratch after the operands.
+        scratch = kernel.scratch_types
         names = [name for name in names if not isinstance(scratch, Mapping) or name not in scratch]
-        others = len(function.out_type) + (0 if isinstance(scratch, Mapping) else len(scratch))
+        others = len(kernel.out_type) + (0 if isinstance(scratch, Mapping) else len(scratch))
         names = names[: len(names) - others]
     return tuple(names)
 

@@ -133,17 +133,16 @@ def _signature_of(body: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _name_parameters(run: Any, body: Callable[..., Any], before: int, count: int) -> None:
-    """Gives the parameters of ``run`` the names that the body has for its scratch, if it has."""
+def _name_parameters(
+    function: Any, body: Callable[..., Any], before: int, after: int, count: int | None = None
+) -> None:
+    """Gives a function's parameters the names that the body has between others, if it has."""
     signature = _signature_of(body)
-    parameters = [] if signature is None else list(signature.parameters.values())
-    if len(parameters) != before + count or any(
-        p.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters
-    ):
-        return
-    run.__signature__ = inspect.Signature(
-        [p.replace(default=inspect.Parameter.empty) for p in parameters[before:]]
-    )
+    given = [] if signature is None else list(signature.parameters.values())
+    given = [one for one in given if count or one.default is one.empty]
+    last, kinds = len(given) - after, {one.kind for one in given}
+    if count in (None, last - before) and kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
+        function.__signature__ = inspect.Signature(given[before:last])
 
 
 def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
@@ -199,8 +198,11 @@ class _Kernel:
         if not all(hasattr(one, "get_ref_aval") for one in jax.tree.leaves(self.scratch_types)):
             raise checks.type_error("scratch_types are no allocations", got=scratch_types)
         self.name = str(mesh.kernel_name or getattr(_function_of(body), "__name__", "kernel"))
-        self.traced: dict[Any, tuple[KernelSpec, Any]] = {}
+        self.traced: dict[Any, tuple[KernelSpec, list[Any], Any]] = {}
         functools.update_wrapper(self, _function_of(body), updated=())
+        # The body's parameters are outputs and scratch, too.
+        self.__signature__ = inspect.signature(self.__call__)
+        _name_parameters(self, body, 0, len(self.out_type) + len(self.scratch_types))
 
     def __call__(self, *operands: Any) -> Any:
         flat, in_tree = jax.tree.flatten(operands)
@@ -212,8 +214,7 @@ class _Kernel:
             spec, captured, out_tree = self.trace(avals, in_tree)
         _check_distinct_references([*flat, *captured], self.name)
         results = call_kernel(*map(_words, (*flat, *captured)), spec=spec)
-        types = jax.tree.leaves(self.out_type)
-        results = [_keys(one, type) for one, type in zip(results, types, strict=True)]
+        results = list(map(_keys, results, jax.tree.leaves(self.out_type)))
         outputs = jax.tree.unflatten(out_tree, results)
         return outputs[0] if self.single_output else outputs
 
@@ -225,8 +226,7 @@ class _Kernel:
         interpret = interpretation().params(self.interpret)
         key = (in_avals, in_tree, _jax.trace_context(), interpret)
         if key in self.traced:
-            spec, out_tree = self.traced[key]
-            return spec, [], out_tree
+            return self.traced[key]
         flat_out, out_tree = jax.tree.flatten(self.out_type)
         out_avals = tuple(_output_type(t, i, self.name) for i, t in enumerate(flat_out))
         aliases = _check_aliases(self.aliases, in_avals, out_avals)
@@ -251,7 +251,7 @@ class _Kernel:
         if self.debug:
             print(f"{self.name}:\n{spec.jaxpr}")
         if not captured:
-            self.traced[key] = (spec, out_tree)
+            self.traced[key] = (spec, captured, out_tree)
         return spec, captured, out_tree
 
     def call_body(self, refs: tuple[Any, ...]) -> None:
@@ -277,7 +277,7 @@ class _Kernel:
             if isinstance(self.scratch_types, Mapping):
                 pl.run_scoped(run, **self.scratch_types, collective_axes=axes)
             else:
-                _name_parameters(run, self.body, len(refs), len(self.scratch_types))
+                _name_parameters(run, self.body, len(refs), 0, len(self.scratch_types))
                 pl.run_scoped(run, *self.scratch_types, collective_axes=axes)
 
     def check_signature(
