@@ -66,7 +66,8 @@ def decode_attention(
       q: (batch, q_heads, head_dim), or (batch, tokens, q_heads, head_dim) for the last ``tokens``
         queries of each sequence: each sees the keys up to its own, which is the last one for the
         last query. bfloat16 or float16. tokens is up to 8 and head_dim 64, 128 or 256; or, unless
-        the cache has 8 bits, 128 queries or more share a head of it, of up to 256 elements.
+        the cache has 8 bits, tokens is larger, head_dim at most 256, and so many queries share a
+        head of the cache that gathering its rows is estimated to pay.
       k, v: (batch, kv_len, kv_heads, head_dim) of the dtype of q, or float8_e4m3fn or int8.
         kv_heads divides q_heads; query head h uses head ``h // (q_heads // kv_heads)``. kv_len is
         best a multiple of 8.
