@@ -76,6 +76,9 @@ def compiled(body: Callable[..., Any], *operands: Any, semantics: Any = SEMANTIC
         (lambda x: jnp.flip(x, 1), (150, 6), np.int8),
         (lambda x: x[::2], (4, 54, 30), np.uint8),
         (lambda x: jnp.concatenate([x[:, 3:], x[:, 1:2], x[:, :4]], 1), (130, 6), np.float64),
+        # Parts that begin between two words.
+        (lambda x: x[2778:], (8334,), np.int8),
+        (lambda x: x[1:-3], (5001,), np.float32),
     ],
 )
 def test_elements_are_where_they_belong(

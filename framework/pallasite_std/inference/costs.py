@@ -218,12 +218,13 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
 
 
 def _reordered(plan: AccessPlan) -> int:
-    """Elements that share registers with others than in memory."""
+    """Elements that share registers with others than in memory, or are accessed alone."""
     count = 0
+    vectors = len(plan.vector_offsets) > 1 and plan.vector_offsets[1] == 1
     for access in plan.accesses:
         register, first = access.parts[0]
         run = [(register, first + number) for number in range(len(access.parts))]
-        if list(access.parts) != run:
+        if list(access.parts) != run or (vectors and len(access.parts) == 1):
             count += len(access.parts)
     return count
 

@@ -13,6 +13,9 @@ from pallasite.plugin.inference import AbstractValue, ArrayValue, InferenceConte
 from pallasite.plugin.ir import types
 from pallasite.plugin.layouts import default_strided
 from pallasite_std.inference.shape import stretches
+from pallasite_std.memory.access import MAXIMUM_BYTES
+from pallasite_std.memory.relayout import USUAL
+from pallasite_std.memory.rows import FEW, repeated, whole_rows
 from pallasite_std.memory.usual_code import is_wide
 from pallasite_std.rules.arithmetic import BINARY_PRIMITIVES, UNARY_PRIMITIVES
 
@@ -42,15 +45,37 @@ def elementwise(ctx: InferenceContext, *operands: AbstractValue, **params: Any) 
     arrays = [one for one in operands if isinstance(one, ArrayValue) and math.prod(one.shape) > 1]
     shape = tuple(ctx.avals_out[0].shape)
     narrow = [one for one in arrays if one.shape != shape and len(one.shape) == len(shape)]
-    if not any(_repeats(one, shape) for one in narrow):
-        return ctx.elementwise(*operands)
+    whole = any(one.shape == shape for one in arrays)
+    in_row = whole and any(_is_in_row(one, shape) for one in narrow)
+    if not in_row and not any(_repeats(one, shape) for one in narrow):
+        result = ctx.elementwise(*operands)
+        if narrow and isinstance(result, ArrayValue):
+            _propose_rows(ctx, result)
+        return result
     result = ctx.result(None, *operands, varying=False)
     for position, operand in enumerate(operands):
         if operand in narrow:
-            stretches(ctx, position, operand, result)
+            stretches(ctx, position, operand, result, in_row=in_row)
         elif operand in arrays:
             ctx.same_layout(operand, result)
     return result
+
+
+def _propose_rows(ctx: InferenceContext, result: ArrayValue) -> None:
+    """Where threads would best be consecutive in several dimensions, what has extents of 1 does not
+    stretch to that."""
+    if result.bits >= 8 and default_strided(result.shape, result.bits).flat:
+        rows = whole_rows(result.shape, MAXIMUM_BYTES * 8 // result.bits)
+        ctx.proposes(result, [] if rows is None else [rows])
+
+
+def _is_in_row(array: ArrayValue, shape: tuple[int, ...]) -> bool:
+    """Whether it takes less code to repeat an array through shared memory, and to have all elements
+    in one row of vectors."""
+    if array.bits < 8 or not any(n & (n - 1) for n in shape) or math.prod(shape) <= FEW:
+        return False
+    row, _ = repeated(shape, array.bits, MAXIMUM_BYTES * 8 // array.bits)
+    return row is not None and math.prod(shape) * array.bits // 8 <= USUAL
 
 
 def _repeats(array: ArrayValue, shape: tuple[int, ...]) -> bool:
@@ -58,6 +83,8 @@ def _repeats(array: ArrayValue, shape: tuple[int, ...]) -> bool:
     would best be consecutive in several dimensions, no layout of it stretches to theirs."""
     if not default_strided(shape, array.bits).flat:
         return False
+    if array.bits == 8 and repeated(shape, 8, MAXIMUM_BYTES)[0] is None:
+        return False  # Vectors of bytes would be taken apart.
     last = max(d for d, n in enumerate(shape) if array.shape[d] != n)
     return any(n & (n - 1) for n in array.shape) and is_wide(
         math.prod(shape[last + 1 :]), array.bits

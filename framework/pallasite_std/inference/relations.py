@@ -22,7 +22,7 @@ from pallasite.plugin.layouts import (
     padded,
     reduction_plan,
 )
-from pallasite_std.inference.costs import movement_cost, ordering_cost
+from pallasite_std.inference.costs import SYNCHRONIZATION, movement_cost, ordering_cost
 from pallasite_std.memory.access import MAXIMUM_BYTES
 from pallasite_std.memory.reduced_layouts import SHORT, by_rows, reduced
 from pallasite_std.memory.relayout import USUAL, rows_in_registers
@@ -96,6 +96,8 @@ class Movement:
       bits: of an element.
       run: consecutive elements that stay so; None if that is not known.
       counted: whether code counts that moves elements one by one in such layouts.
+      by_rows: whether the operand is stored to rows that do not follow each other in memory.
+      in_row: whether it takes less code if all elements of the result are in one row of vectors.
     """
 
     exact: Pairs
@@ -104,6 +106,8 @@ class Movement:
     bits: int
     run: int | None = None
     counted: bool = True
+    by_rows: bool = False
+    in_row: bool = False
 
     def pairs(self, operand: Layout | None, result: Layout | None) -> list[Pair]:
         """See :data:`pallasite.plugin.inference.Pairs`."""
@@ -116,6 +120,8 @@ class Movement:
         start = self._suitable(operand, self.before, result)
         end = self._suitable(result, self.after, operand)
         ends = [(start, end)]
+        if self.in_row and result is None and (row := moved(self.after, self.bits)) is not None:
+            ends.append((start, row))
         if self.run is not None:
             # What is neither loaded nor stored may be a row of vectors, too.
             if operand is None and (row := moved(self.before, self.bits)) is not None:
@@ -138,11 +144,14 @@ class Movement:
         if isinstance(operand, SplatLayout):
             return 0.0
         if (operand, result) in self.exact(operand, result):
-            cost = self._direct(result)
+            # What goes through memory takes more code than such rows do.
+            cost = self._direct(result, excess=0.0 if self._is_in_lines() else _EXCESS)
             if math.prod(self.before) > math.prod(self.after):
                 # Of a part, the whole is what takes code.
                 cost = max(cost, self._direct(operand, excess=0.0))
             return cost
+        if self.in_row and isinstance(result, RegisterLayout) and result.flat:
+            return 2 * SYNCHRONIZATION
         cost = movement_cost(operand, result, self.bits, self.run)
         if operand.size * self.bits // 8 > USUAL:
             return cost + _TOO_LARGE
@@ -157,6 +166,8 @@ class Movement:
             ordered = whole + ordering_cost(result.size // (self.run or 1)) + self._code(result)
             cost = min(cost, ordered)
         cost += _FETCH * _AROUND if self._is_in_lines() else 0.0
+        if self.by_rows and isinstance(operand, RegisterLayout) and operand.flat:
+            cost += movement_cost(operand, padded(self.before), self.bits)
         return cost + self._code(operand)
 
     def _is_in_lines(self) -> bool:

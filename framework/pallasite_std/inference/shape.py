@@ -20,6 +20,8 @@ from pallasite.plugin.ir import types
 from pallasite.plugin.layouts import Layout, RegisterLayout, padded
 from pallasite_std.inference import relations
 from pallasite_std.inference.costs import TRUTHS, reduction_cost
+from pallasite_std.memory.reduced_layouts import SHORT, in_lines
+from pallasite_std.memory.rows import whole_rows
 from pallasite_std.primitives.layouts import layout_cast_p
 from pallasite_std.stacking import stacked
 
@@ -82,6 +84,7 @@ def moved(
     exact: Pairs = relations.nothing,
     run: int | None = None,
     counted: bool = True,
+    by_rows: bool = False,
 ) -> AbstractValue:
     """The result of an equation that moves the elements of its first operand, through scratch
     memory unless it works between two layouts by renaming registers.
@@ -92,9 +95,10 @@ def moved(
       exact: the layouts between which it renames registers.
       run: consecutive elements that stay so; None if that is not known.
       counted: whether code counts that moves elements one by one in such layouts.
+      by_rows: whether the operand is stored to rows that do not follow each other in memory.
     """
     result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result(varying=False)
-    moves(ctx, 0, x, result, exact, run, counted)
+    moves(ctx, 0, x, result, exact, run, counted, by_rows)
     return result
 
 
@@ -106,13 +110,14 @@ def moves(
     exact: Pairs = relations.nothing,
     run: int | None = None,
     counted: bool = True,
+    by_rows: bool = False,
 ) -> None:
     """The operand at ``position`` becomes part of a result; see :func:`moved`."""
     if isinstance(x, ArrayValue) and isinstance(result, ArrayValue) and math.prod(x.shape) > 1:
         if math.prod(result.shape) == 1:
             return
         relation = relations.Movement(
-            exact, tuple(x.shape), tuple(result.shape), x.bits, run, counted
+            exact, tuple(x.shape), tuple(result.shape), x.bits, run, counted, by_rows
         )
         ctx.relate(position, x, result, relation.pairs, relation.work)
 
@@ -143,6 +148,9 @@ def _slice(
     exact = relations.slice_(shape, tuple(start_indices), tuple(sizes), ctx.proposals)
     row = start_indices[-1] if sizes else 0
     run = math.gcd(sizes[-1], shape[-1], row, 16) if sizes else None
+    if sizes and sizes[-1] != shape[-1] and 1 < shape[-1] <= SHORT and math.prod(shape):
+        lines = in_lines(shape, len(shape) - 1)
+        ctx.proposes(x, [] if lines is None else [lines])
     return moved(ctx, x, exact, run=run)
 
 
@@ -155,6 +163,16 @@ def _rev(ctx: InferenceContext, x: AbstractValue, *, dimensions: Sequence[int]) 
 
 
 @rules.inference(primitives.pad_p)
+def _pad(
+    ctx: InferenceContext, x: AbstractValue, *_: AbstractValue, **params: Any
+) -> AbstractValue:
+    if not isinstance(x, ArrayValue) or x.bits < 8:
+        return moved(ctx, x)
+    rows = whole_rows(x.shape, 1)
+    ctx.proposes(x, [] if rows is None else [rows])
+    return moved(ctx, x, by_rows=True)
+
+
 @rules.inference(primitives.dynamic_slice_p)
 def _moved(
     ctx: InferenceContext, x: AbstractValue, *others: AbstractValue, **params: Any
@@ -195,13 +213,21 @@ def _concatenate(ctx: InferenceContext, *arrays: AbstractValue, dimension: int) 
 
 
 def stretches(
-    ctx: InferenceContext, position: int, x: AbstractValue, result: AbstractValue
+    ctx: InferenceContext,
+    position: int,
+    x: AbstractValue,
+    result: AbstractValue,
+    *,
+    in_row: bool = False,
 ) -> None:
-    """An operand with extents of 1 is combined with arrays of the shape of the result."""
+    """An operand with extents of 1 is combined with arrays of the shape of the result; it takes
+    less code if these are ``in_row``."""
     if isinstance(x, ArrayValue):
         after = tuple(ctx.avals_out[0].shape)
         exact = relations.broadcast(x.shape, after, tuple(range(len(after))), ctx.proposals)
-        moves(ctx, position, x, result, exact)
+        relation = relations.Movement(exact, tuple(x.shape), after, x.bits, in_row=in_row)
+        if math.prod(x.shape) > 1:
+            ctx.relate(position, x, result, relation.pairs, relation.work)
 
 
 def _part(
@@ -243,6 +269,8 @@ def _iota(ctx: InferenceContext, *dynamic: AbstractValue, **params: Any) -> Abst
     if len(shape) > 1 and any(n & (n - 1) for n in shape):
         width = next(n for n in (4, 2, 1) if shape[-1] % n == 0)
         rows = padded(tuple(shape), width) if math.prod(shape) else None
+        if rows is not None and width == 1:
+            rows = whole_rows(tuple(shape), width) or rows
 
         def pairs(one: Layout | None, _: Layout | None) -> list[tuple[Layout, Layout]]:
             return [(layout, layout) for layout in (one, rows) if one and layout]

@@ -13,21 +13,15 @@ from pallasite.plugin.ir import bit_width
 from pallasite.plugin.layouts import Layout, RegisterLayout, default_strided, padded
 from pallasite_std.lane_layouts.linked_variables import LinkedVariables
 from pallasite_std.memory.relayout import USUAL
-from pallasite_std.memory.rows import better_row
+from pallasite_std.memory.rows import FEW, better_row, repeated, whole_rows
 
 _lax = _jax.lax_primitives
 
 _RENAMING = (_lax.reshape_p, _lax.squeeze_p, _lax.broadcast_in_dim_p)
 
-_FEW = 8 * 128
-"""Elements of an array, at most, that threads access one by one rather than in a row of vectors."""
-
 
 _QUOTIENTS = 6
 """Instructions for an index of each element of an array of several dimensions in one row."""
-
-_EXCHANGE = 40
-"""Instructions by which an array goes from one layout to a row, beside those for registers."""
 
 
 class AccessWidths:
@@ -54,7 +48,7 @@ class AccessWidths:
         self._wider: dict[Any, Any] = {}
         self._placed: set[Any] | None = None
         self._known: dict[int, Any] = {}
-        self._repeating: set[Any] = set()
+        self._repeating: dict[Any, int] = {}  # Bits of the widest elements of a group.
         self._widest: dict[Any, int] | None = None
         self._offsets: list[tuple[Any, int]] = []
         self._counting: list[Any] = []
@@ -91,7 +85,11 @@ class AccessWidths:
             return None
         if self._placed is None:
             self._placed = {self._variables.group(one) for one in self._others}
-            self._repeating = {self._variables.group(one) for one in self._stretched}
+            self._repeating = {}
+            for one in self._stretched:
+                group = self._variables.group(one)
+                bits = max(8, bit_width(one.aval.dtype))
+                self._repeating[group] = max(self._repeating.get(group, 0), bits)
         limit = self.limit(variable)
         if limit is not None and any(
             self._group(one) == self._group(variable) for one in self._counting
@@ -99,21 +97,19 @@ class AccessWidths:
             return _counted(shape, limit)
         if limit is None or self._variables.group(variable) in self._placed:
             return None
-        if math.prod(shape) <= _FEW:
+        if 2 * math.prod(shape) <= 3 * FEW:
             # Wider vectors would be taken apart where their parts begin between them.
             group = self._variables.group(variable)
             offsets = (n for one, n in self._offsets if self._group(one) == group)
             limit = math.gcd(limit, *offsets)
-        size = math.prod(shape) * bit_width(variable.aval.dtype) // 8
-        exchanged = math.prod(shape) > _FEW and size <= USUAL
-        repeating = self._variables.group(variable) in self._repeating
-        if not exchanged and repeating:
-            return None  # Threads of a row do not have elements of one column or row.
-        own = default_strided(shape, 128 // limit)
-        row = better_row(own, limit) or (own if own.flat else None)
-        if repeating and row is not None and own.registers <= 3 * row.registers + _EXCHANGE:
-            return None  # What is stretched would be stored as wide as this, and loaded as a row.
-        return row
+        widest = self._repeating.get(self._variables.group(variable))
+        if widest is None:
+            own = default_strided(shape, 128 // limit)
+            return better_row(own, limit) or (own if own.flat else None)
+        bits = bit_width(variable.aval.dtype)
+        row, rows = repeated(shape, bits, limit)
+        exchanged = math.prod(shape) > FEW and math.prod(shape) * widest // 8 <= USUAL
+        return row if exchanged and row is not None else rows
 
     def _group(self, variable: Any) -> Any:
         return self._variables.group(variable) if variable in self._variables else None
@@ -177,15 +173,15 @@ def _counted(shape: tuple[int, ...], limit: int) -> Layout | None:
     """The layout of vectors of rows where that is less work than all elements in one row, of which
     indices along several dimensions are quotients; None if it is not, or no row is usual."""
     own = default_strided(shape, 128 // limit)
-    if not own.flat:
-        return None
     widths = [n for n in (16, 8, 4, 2, 1) if n <= limit and shape[-1] % n == 0]
 
     def work(layout: RegisterLayout) -> int:
         element = 1 + _QUOTIENTS * layout.flat
         return layout.registers * (layout.vector_length * element + 2)
 
-    best = min((padded(shape, n) for n in widths), key=work)
+    found = [padded(shape, n) for n in widths]
+    rows = whole_rows(shape, limit)
+    best = min(found if rows is None else [*found, rows], key=work)
     return best if work(best) < work(own) else None
 
 

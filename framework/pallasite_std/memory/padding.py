@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
@@ -19,6 +21,9 @@ from pallasite.plugin.ir import ops, types
 from pallasite.plugin.layouts import LANES, WARPS, Owner, RegisterLayout
 from pallasite.plugin.lowering import LaunchContext, RegisterArray
 from pallasite_std.memory.access import Access
+
+_ALIKE = 4
+"""Registers with the same padding, at least, that are filled by masks of their words."""
 
 type Guards = tuple[tuple[int, ...], ...]
 """Pairs of a dimension and a limit, as :meth:`RegisterLayout.guards` returns them; or of a
@@ -194,6 +199,47 @@ def _select(condition: ir.Value, one: ir.Value, other: ir.Value, bits: int) -> i
     return ops.bitcast(ops.from_elements(chosen), one.type)
 
 
+def _words(value: ir.Value) -> list[ir.Value]:
+    """The words (i32) of a vector of narrow elements."""
+    count = ops.vector_length(value) * ir.VectorType(value.type).element_type.width // 32
+    words = ops.bitcast(value, ir.VectorType.get((count,), ops.i32()))
+    return [ops.extract(words, place) for place in range(count)]
+
+
+def _masks(
+    launch: LaunchContext,
+    layout: RegisterLayout,
+    guards: Sequence[Guards | None],
+    filler: ir.Value,
+) -> tuple[list[ir.Value], list[ir.Value]]:
+    """For each word of a register of narrow elements, the bits of those that there are, and those
+    of what takes the place of the others."""
+    words = _words(filler)
+    each = len(guards) // len(words)
+    kept, filled = [], []
+    for number, word in enumerate(words):
+        mask: ir.Value = ops.i32_constant(0)
+        for place, guard in enumerate(guards[number * each : (number + 1) * each]):
+            ones = ((1 << 32 // each) - 1) << place * (32 // each)
+            ones -= (ones >> 31) << 32  # As a signed number.
+            element: ir.Value = ops.i32_constant(0 if guard is None else ones)
+            held = holds_element(launch, layout, guard) if guard else None
+            if held is not None:
+                element = ops.arith.select(held, element, ops.i32_constant(0))
+            mask = ops.arith.ori(mask, element)
+        kept.append(mask)
+        filled.append(ops.bitwise_and(word, ops.bitwise_xor(mask, -1)))
+    return kept, filled
+
+
+def _masked(register: ir.Value, kept: Sequence[ir.Value], filled: Sequence[ir.Value]) -> ir.Value:
+    words = [
+        ops.arith.ori(ops.bitwise_and(word, mask), other)
+        for word, mask, other in zip(_words(register), kept, filled, strict=True)
+    ]
+    return ops.bitcast(ops.from_elements(words), register.type)
+
+
 def fill_padding(
     launch: LaunchContext,
     array: RegisterArray,
@@ -207,15 +253,24 @@ def fill_padding(
     filler = ops.broadcast(value, layout.vector_length)
     bits = 1 if types.is_bool(array.dtype) else types.bit_width(array.dtype)
     bits *= layout.vector_length
+    masks: dict[Any, tuple[list[ir.Value], list[ir.Value]]] = {}
+    limits = [
+        tuple(layout.guards(number, e, axes) for e in range(layout.vector_length))
+        for number in range(layout.registers)
+    ]
+    alike = Counter(limits)
     registers = []
-    for number, register in enumerate(array.registers):
-        guards = [layout.guards(number, e, axes) for e in range(layout.vector_length)]
+    for register, guards in zip(array.registers, limits, strict=True):
         if all(guard is None for guard in guards):
             register = filler
         elif len(set(guards)) == 1:
             condition = holds_element(launch, layout, guards[0] or ())
             if condition is not None:
                 register = _select(condition, register, filler, bits)
+        elif alike[guards] >= _ALIKE and bits % 32 == 0 and bits // len(guards) in (8, 16):
+            if guards not in masks:
+                masks[guards] = _masks(launch, layout, guards, filler)
+            register = _masked(register, *masks[guards])
         else:
             elements = []
             for position, guard in enumerate(guards):

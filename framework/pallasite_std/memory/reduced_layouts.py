@@ -36,6 +36,15 @@ _FEWEST = 4
 _APART = 2.5
 """Instructions that take a register apart into two elements and combine these."""
 
+_PAIRED = 1.5
+"""Instructions that make a value half of a word, and take it out again."""
+
+_SMALL = 8 * LANES * WARPS
+"""Elements of an array of which a lane has few, at most."""
+
+_BESIDE = 1.5
+"""What else is done with an element of which a lane has more than others have to."""
+
 _SECTOR = 32
 """Bytes of memory that are moved together."""
 
@@ -102,7 +111,7 @@ def reduced(
         return None
     widths = [n for n in (16, 8, 4, 2, 1) if 8 <= n * bits <= 128]
     if all(n == 1 or d in axes for d, n in enumerate(shape)):
-        if math.prod(shape) <= SHORT and bits >= 8:
+        if math.prod(shape) <= _FEWEST and bits >= 8:
             return _in_each_thread(shape)
         return min((row(shape, n) for n in widths), key=lambda one: _row_work(one, bits))
     last = len(shape) - 1
@@ -235,6 +244,7 @@ def _work(
     """About how many instructions a lane has, and what it waits for memory."""
     values = registers = groups = 1
     unguarded = True
+    filled = []
     for dim, extent in enumerate(shape):
         vectors = -(-extent // width) if dim == along else extent
         threads = lanes[dim] * warps[dim]
@@ -244,6 +254,7 @@ def _work(
         if own * threads != vectors or (cut and threads > 1):
             groups *= (own > 1) + 1 + cut
             unguarded &= own > 1
+            filled += [own] if dim in axes else []
         if dim not in axes:
             values *= own * width if dim == along else own
     steps = sum(lanes[dim].bit_length() - 1 for dim in axes)
@@ -257,6 +268,12 @@ def _work(
     if accesses > 1 and along in axes and shape[along] > width:
         work += _APART * values
     work += -(-values * max(16, bits) // 32) * (steps * _EXCHANGE + crossing * _ACROSS_WARPS)
+    # Halves of words are exchanged in pairs, and padding gets the neutral element.
+    alone = width == 1 or along in axes
+    work += _PAIRED * values if alone and steps and bits < 32 and values > 1 else 0
+    work += sum(registers / own for own in filled)
+    if math.prod(shape) <= _SMALL:
+        work += _BESIDE * (registers * width - -(-math.prod(shape) // (LANES * WARPS)))
     return work + crossing * _ACROSS_WARPS + _GUARD * (groups - unguarded)
 
 

@@ -14,6 +14,7 @@ from pallasite.plugin.layouts import (
     Owner,
     RegisterLayout,
     default_strided,
+    padded,
 )
 from pallasite_std.memory.reference_types import MemoryReference, default_layout
 
@@ -31,6 +32,19 @@ _QUOTIENT = 8
 
 _SHORT = 200
 """Instructions of a kernel that is mostly addresses and conditions."""
+
+FEW = 8 * LANES * WARPS
+"""Elements of an array, at most, that threads access one by one rather than in a row of vectors."""
+
+_STRETCHED = 44
+"""Instructions by which what is repeated goes to a row, beside those for registers."""
+
+_LAST = 14
+"""Instructions for the accesses to less than a vector at the end of a row that is loaded, combined
+with what is repeated, and stored; and for those of which only some threads have elements."""
+
+_BYTE = 3
+"""Instructions for an element of a vector of bytes: each is taken out, and put in again."""
 
 _COUNTED = 64
 """Registers, at most, that are looked at; what guards cost does not matter if there are more."""
@@ -92,6 +106,76 @@ def _work(layout: RegisterLayout, widest: int) -> float:
         work += _TAIL + _PIECE * (words.bit_count() / 2 + part.bit_count())
     guards = {layout.guards(number, 0) for number in range(min(layout.registers, _COUNTED))}
     return work + _GUARD * len(guards - {None, ()})
+
+
+@functools.lru_cache(maxsize=4096)
+def repeated(
+    shape: tuple[int, ...], bits: int, widest: int
+) -> tuple[RegisterLayout | None, RegisterLayout | None]:
+    """Layouts of an array that is combined with one that is repeated along some dimensions.
+
+    Args:
+      shape: of the array.
+      bits: of an element.
+      widest: elements of a vector, at most.
+
+    Returns:
+      A row, if that takes less code, although what is repeated goes through shared memory; and a
+      layout in which it does not, or None for the default one.
+    """
+    own = default_strided(shape, 128 // widest)
+    row_ = better_row(own, widest) or (own if own.flat else None)
+    rows = whole_rows(shape, widest) if own.flat else None
+    other = own if rows is None else rows
+    if row_ is None or (not other.flat and _combined(row_, bits) >= _combined(other, bits)):
+        return None, rows
+    return row_, rows
+
+
+def _combined(layout: RegisterLayout, bits: int) -> float:
+    """Instructions that load an array, combine it with what is repeated, and store it, about."""
+    width = layout.vector_length
+    operations = float(width)
+    if bits == 16 and width > 1:
+        operations = width / 2
+    elif bits == 8 and width > 1:
+        operations = _BYTE * width
+    code = layout.registers * (2 + operations) + (_LAST if layout.is_padded else 0)
+    return code + (layout.registers + _STRETCHED if layout.flat else 0)
+
+
+@functools.lru_cache(maxsize=4096)
+def whole_rows(shape: tuple[int, ...], widest: int) -> RegisterLayout | None:
+    """A layout of an array of an odd shape whose threads do not run across the boundaries of
+    dimensions, so that what is repeated along some of these is repeated by registers; None for
+    powers of two, and for arrays of one dimension.
+
+    Args:
+      shape: of the array.
+      widest: elements of a vector, at most.
+    """
+    if sum(n > 1 for n in shape) < 2 or not any(n & (n - 1) for n in shape):
+        return None
+    widths = [n for n in (16, 8, 4, 2, 1) if n <= widest and shape[-1] % n == 0]
+    found = [padded(shape, n) for n in widths]
+    found += [_in_lanes(shape, n) for n in widths if shape[-1] <= n * LANES]
+    return min(found, key=functools.partial(_work, widest=widest))
+
+
+def _in_lanes(shape: tuple[int, ...], width: int) -> RegisterLayout:
+    """Each warp has as many short rows of vectors as it has lanes for."""
+    across = shape[-1] // width
+    outer = max(range(len(shape) - 1), key=lambda d: shape[d])
+    rows = min(LANES // across, shape[outer])
+    warps = min(WARPS, -(-shape[outer] // rows))
+    dims: list[tuple[Digit, ...]] = [(Digit(n, Owner.REGISTER, 1),) for n in shape]
+    dims[outer] = (
+        Digit(-(-shape[outer] // (rows * warps)), Owner.REGISTER, 1),
+        Digit(warps, Owner.WARP, 1),
+        Digit(rows, Owner.LANE, across),
+    )
+    dims[-1] = (Digit(across, Owner.LANE, 1), Digit(width, Owner.VECTOR, 1))
+    return RegisterLayout(shape, tuple(dims), width)
 
 
 def suitable_layouts(reference: MemoryReference) -> list[Layout]:

@@ -27,6 +27,9 @@ _SHARE = 3
 _FEW = 4
 """Accesses of a thread to a slice that are always fewer than what else moves it."""
 
+_FEW_PARTS = 12
+"""The same, where nothing else than slices of the array is used."""
+
 
 def load_slices(jaxpr: Any, context: Any) -> Any:
     """The kernel with loads in the place of slices; None if there are none."""
@@ -109,7 +112,8 @@ def _is_worth_it(equation: Any, planned: bool, parts: bool) -> bool:
         return False
     if not parts and (_SHARE * size > math.prod(whole.shape) or (planned and _is_flat(equation))):
         return False
-    few: bool = _accesses(equation, bits) <= max(_FEW, 2 * -(-size * bits // (128 * _THREADS)))
+    least = _FEW_PARTS if parts else _FEW
+    few: bool = _accesses(equation, bits) <= max(least, 2 * -(-size * bits // (128 * _THREADS)))
     return few
 
 

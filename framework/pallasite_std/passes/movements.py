@@ -23,8 +23,8 @@ from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import types
 from pallasite.plugin.jaxprs import RegionKind
 from pallasite.plugin.language import MemorySpace, memory_space_of
-from pallasite.plugin.layouts import BANKS, Extent, MemoryLayout, row_major
-from pallasite_std.memory.movements import direct, portions
+from pallasite.plugin.layouts import BANKS, LANES, WARPS, Extent, MemoryLayout, row_major
+from pallasite_std.memory.movements import direct, loop_code, portions
 from pallasite_std.memory.relayout import USUAL
 from pallasite_std.passes.odd_rows import is_whole
 from pallasite_std.primitives.movements import Movement, Rows, Strip, View, move_elements_p
@@ -36,6 +36,11 @@ _SLACK = 8192
 
 _UNIT = 64
 """Bits of what is moved as one, at most."""
+
+_WIDE = 128
+"""Bits of the widest access."""
+
+_THREADS = LANES * WARPS
 
 _FEW = 4 * 128
 """Elements, at most, that are transposed without shared memory."""
@@ -293,7 +298,10 @@ class _Kernel:
                 if fits or (stored <= self.room and not few):
                     return self._is_short(movement, math.prod(aval.shape), bits)
             elif not (again or value.stepped) and strides[-1] == 1 and steps == strides:
-                return False
+                width = math.gcd(movement.run, _WIDE // bits)
+                accesses = math.prod(aval.shape) / (width * _THREADS)
+                if len(steps) > 1 or 3 * accesses < loop_code(movement):
+                    return False
         count = math.gcd(movement.run, _UNIT // bits)
         if direct(movement.of_units(count), bits * count) is not None:
             return True

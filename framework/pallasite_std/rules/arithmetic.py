@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from jax.extend.core import primitives
+from jaxlib.mlir import ir
 
 from pallasite.plugin import RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
@@ -13,6 +14,7 @@ from pallasite.plugin.lowering import RegisterArray, RuleContext, elementwise
 from pallasite_std.math import conversion, power
 from pallasite_std.math.precision import reduce_precision
 from pallasite_std.math.table import BINARY, UNARY
+from pallasite_std.memory.bounds import indices_of
 from pallasite_std.rules.shape import same_layout_hint, stretchable
 
 rules = RuleSet()
@@ -112,8 +114,14 @@ def _register_binary(primitive: Any, name: str) -> None:
     @rules.lowering(primitive, *_ALL)
     def _rule(ctx: RuleContext, x: RegisterArray, y: RegisterArray, **params: Any) -> RegisterArray:
         function, approximate, operand = BINARY[name], ctx.params.approx_math, x.dtype
+        known = indices_of(ctx.kernel)
+
+        def apply(a: ir.Value, b: ir.Value) -> ir.Value:
+            found = known.compared(name, a, b)
+            return function(a, b, operand, approximate) if found is None else found
+
         return elementwise(
-            lambda a, b: function(a, b, operand, approximate),
+            apply,
             stretchable(ctx, [x, y], _shape(ctx)),
             ctx.avals_out[0].dtype,
             _shape(ctx),

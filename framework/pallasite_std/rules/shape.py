@@ -37,6 +37,7 @@ from pallasite.plugin.lowering import (
     relayout,
 )
 from pallasite_std.memory.access import plan_access
+from pallasite_std.memory.bounds import bounds_of, holds, indices_of
 from pallasite_std.memory.joins import joined
 from pallasite_std.memory.reduced_layouts import SHORT, in_lines
 from pallasite_std.memory.reference_types import MemoryReference
@@ -307,7 +308,8 @@ def _planned(ctx: RuleContext) -> Layout | None:
 def _reshape_layout(ctx: LayoutContext, wanted: Any, **params: Any) -> list[Layout | None]:
     layouts: list[Layout | None] = [None] * len(ctx.avals_in)
     before, after = ctx.avals_in[0], ctx.avals_out[0]
-    if len(before.shape) > 1 == len(after.shape) and wanted[0] is None:
+    renamed = [n for n in before.shape if n > 1] == [n for n in after.shape if n > 1]
+    if len(before.shape) > 1 == len(after.shape) and wanted[0] is None and not renamed:
         layouts[0] = moved(tuple(before.shape), max(8, types.bit_width(before.dtype)))
     return layouts
 
@@ -634,6 +636,9 @@ def iota(
                         value = ops.remainder_unsigned(value, layout.shape[dimension])
                 elements.append(value)
             cache[base] = convert(ops.from_elements(elements), np.dtype(np.int32), dtype)
+            bounds = bounds_of([base + offset for offset in vector], layout.thread_reach(entry))
+            if not layout.flat and holds(dtype, bounds):
+                indices_of(ctx.kernel).known[cache[base]] = bounds
         registers.append(cache[base])
     return RegisterArray(tuple(registers), layout, dtype)
 

@@ -18,7 +18,7 @@ from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.proposals import LayoutProposals, proposals_for
 from pallasite.layouts.registers import Layout
 from pallasite.lowering.inference.fences import Event, Fork, Loop
-from pallasite.lowering.inference.pairs import broadcast
+from pallasite.lowering.inference.pairs import Pair, broadcast
 from pallasite.lowering.inference.plan import Path
 from pallasite.lowering.inference.problem import (
     Access,
@@ -295,6 +295,24 @@ class InferenceContext:
             )
             self.walk.problem.factors.append(factor)
             self.record.needs[position] = factor
+
+    def proposes(self, value: AbstractValue, layouts: Sequence[Layout]) -> None:
+        """Layouts that an array may have, beside those that memory and other equations suggest."""
+        if isinstance(value, ArrayValue) and layouts:
+
+            def pairs(one: Layout | None, _: Layout | None) -> list[Pair]:
+                return [(layout, layout) for layout in (one, *layouts) if layout is not None]
+
+            self.walk.problem.factors.append(
+                Relation(
+                    self.place,
+                    self.weight,
+                    value.variable,
+                    value.variable,
+                    pairs,
+                    (value.bits, value.bits),
+                )
+            )
 
     # Memory ---------------------------------------------------------------------------------------
 
