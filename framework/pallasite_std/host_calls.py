@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from jaxlib.mlir.dialects import stablehlo
 
 from pallasite.plugin import (
     ExecutionError,
@@ -169,20 +170,42 @@ def _abstract_eval(*operands: Any, call: _HostCall) -> tuple[list[Any], set[Any]
 def _lower(ctx: Any, *operands: Any, call: _HostCall) -> Any:
     # A kernel may print, and it may find an error: XLA must not drop it, nor join two calls of it.
     token = ctx.tokens_in.get(communication_effect) if call.ordered else None
+    returned = [_type_of_words(aval) for aval in ctx.avals_out]
     results, token, _ = mlir.emit_python_callback(
-        ctx,
-        call,
+        ctx.replace(avals_out=returned),
+        lambda *inputs: tuple(map(_words, call(*inputs))),
         token,
         list(operands),
         ctx.avals_in,
-        ctx.avals_out,
+        returned,
         has_side_effect=True,
         returns_token=False,
-        sharding=_jax.callback_sharding(ctx.module_context.axis_context, None, ctx.avals_out),
+        sharding=_jax.callback_sharding(ctx.module_context.axis_context, None, returned),
     )
     if call.ordered:
         ctx.set_tokens_out(mlir.TokenSet({communication_effect: token}))
-    return results
+    return [
+        value
+        if words is aval
+        else stablehlo.bitcast_convert(mlir.aval_to_ir_type(ctx.module_context, aval), value)
+        for value, aval, words in zip(results, ctx.avals_out, returned, strict=True)
+    ]
+
+
+# JAX makes 32 bits of the elements that a callback returns where its thread, one of XLA's, does not
+# know of ``with jax.enable_x64(True)``. So those of 64 bits are returned as two words each.
+
+
+def _type_of_words(aval: Any) -> Any:
+    if aval.dtype.itemsize < 8:
+        return aval
+    return jax.core.ShapedArray((*aval.shape, 2), np.uint32)
+
+
+def _words(array: np.ndarray) -> np.ndarray:
+    if array.dtype.itemsize < 8:
+        return array
+    return np.ascontiguousarray(array).view(np.uint32).reshape(*array.shape, 2)
 
 
 host_call_p.def_impl(_impl)

@@ -189,6 +189,19 @@ def test_vmap():
     np.testing.assert_array_equal(jax.vmap(jax.vmap(scaled()))(x), 2 * x)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.uint64, np.int64])
+@pytest.mark.parametrize("shape", [(), (128,), (3, 43)], ids=str)
+def test_elements_of_64_bits_where_only_the_program_knows_of_them(dtype, shape):
+    double = scaled(2)
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.arange(np.prod(shape)).reshape(shape) + (1 << 40) + 1, dtype)
+        compiled = jax.jit(lambda x: (double(x), double(x.astype(jnp.float32)))).lower(x).compile()
+        expected = [np.asarray(x) * 2, np.asarray(x).astype(np.float32) * 2]
+    for one, other in zip(compiled(x), expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(np.asarray(one), other)
+
+
 def test_donated_kernel_argument(pallasite_executor):
     fn = jax.jit(scaled(aliases={0: 0}), donate_argnums=0)
     x = jnp.arange(128.0)

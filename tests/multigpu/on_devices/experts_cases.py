@@ -183,6 +183,17 @@ def test_arguments_that_do_not_fit(arguments, options, error, text):
     assert text in str(caught.value)
 
 
+def test_elements_of_64_bits_are_an_error():
+    with jax.enable_x64(True):
+        x, experts = numbers((2, 3, 8), np.float64), np.zeros((2, 3, 1), np.int32)
+
+        def send(x, experts):
+            return ops.moe_dispatch(x, experts, axis_name="x", num_experts=2)[0]
+
+        with pytest.raises(InvalidTypeError, match="x has elements of 64 bits"):
+            on_each(send, 2, x, experts)
+
+
 def test_along_one_axis_of_two():
     """Within a mesh of explicit axes whose types are checked."""
     mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[:4])

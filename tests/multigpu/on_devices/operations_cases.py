@@ -146,6 +146,13 @@ def test_a_scatter_without_a_dimension_is_an_all_reduce():
     close(on_devices(operation, x)[1], reduced(x, "add"))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_elements_of_64_bits(dtype):
+    with jax.enable_x64(True):
+        x = numbers((3, 5, 7), np.int64).astype(dtype) + (1 << 40)
+        close(on_devices(functools.partial(ops.all_reduce, axis_name="x"), x)[1], x.sum(0))
+
+
 @pytest.mark.parametrize(
     ("count", "shape", "dtype", "from_", "to"),
     [

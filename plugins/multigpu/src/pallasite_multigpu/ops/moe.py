@@ -63,7 +63,7 @@ def moe_dispatch(
     ``lax.ragged_all_to_all`` does with sorted tokens, and their sorting by expert.
 
     Args:
-      x: (tokens, columns), this device's tokens; of any dtype.
+      x: (tokens, columns), this device's tokens; of any dtype of at most 32 bits.
       experts: (tokens, k), integers: the experts of each token. A number that is no expert's stands
         for none.
       axis_name: of the mesh; or a tuple of names, which stands for these axes joined.
@@ -128,6 +128,7 @@ def moe_combine(
             got=f"{list(rows.shape)}",
             expected=f"({route.capacity}, columns)",
         )
+    _check_width("moe_combine: rows have", rows.dtype)
     if weights is not None and (
         weights.shape != route.places.shape or not jnp.issubdtype(weights.dtype, jnp.floating)
     ):
@@ -151,6 +152,7 @@ def _check(x: Any, experts: Any, num_experts: int, count: int, capacity: int | N
             got=getattr(x, "shape", type(x).__name__),
             expected="(tokens, columns)",
         )
+    _check_width("moe_dispatch: x has", x.dtype)
     fits = getattr(experts, "ndim", 0) == 2 and experts.shape[0] == x.shape[0]
     if not fits or not jnp.issubdtype(experts.dtype, jnp.integer):
         raise InvalidTypeError(
@@ -167,6 +169,16 @@ def _check(x: Any, experts: Any, num_experts: int, count: int, capacity: int | N
     if capacity is not None and (not isinstance(capacity, int) or capacity < 1):
         raise InvalidValueError(
             "moe_dispatch: the capacity is no positive number", got=repr(capacity)
+        )
+
+
+def _check_width(what: str, dtype: Any) -> None:
+    if dtype.itemsize > 4:
+        raise InvalidTypeError(
+            f"{what} elements of 64 bits",
+            got=dtype,
+            expected="a dtype of at most 32 bits",
+            hint="convert it, with astype(jnp.float32) for instance",
         )
 
 
