@@ -184,6 +184,7 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
         Program("outer", (251, 241), "bfloat16", WARPGROUP),
         Program("halves", (214, 7), "float16", WARPGROUP),
         Program("part", (8334,), "int8", WARPGROUP),
+        Program("flat", (256, 29), "float16", WARPGROUP),
         Program("part", (8335,), "int8", LANE),
         Program("halves", (6, 15, 15), "float16", WARPGROUP),
         Program("stacked", (17, 63), "bfloat16", WARPGROUP),

@@ -211,7 +211,8 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
     # Narrow accesses take a pass each, of the warps that load the same, too.
     passes = max(passes, len(plan.accesses))
     all_warps = layout.warp_count * passes
-    if layout.flat and layout.is_padded and memory.is_contiguous:
+    row = layout.flat or len(layout.shape) == 1
+    if row and layout.is_padded and memory.is_contiguous:
         all_warps = memory.size * memory.element_bits / 8 / 128  # Without the padding.
     cost = max(all_warps, WARPS * len(plan.accesses)) + _END * ends + issue
     return cost + (_reordered(plan) if memory.element_bits < 32 else 0)

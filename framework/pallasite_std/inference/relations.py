@@ -144,9 +144,10 @@ class Movement:
         if isinstance(operand, SplatLayout):
             return 0.0
         if (operand, result) in self.exact(operand, result):
-            # What goes through memory takes more code than such rows do.
-            cost = self._direct(result, excess=0.0 if self._is_in_lines() else _EXCESS)
-            if math.prod(self.before) > math.prod(self.after):
+            part = math.prod(self.before) > math.prod(self.after)
+            # What goes through memory takes more code than parts of such rows do.
+            cost = self._direct(result, excess=0.0 if part and self._is_in_lines() else _EXCESS)
+            if part:
                 # Of a part, the whole is what takes code.
                 cost = max(cost, self._direct(operand, excess=0.0))
             return cost

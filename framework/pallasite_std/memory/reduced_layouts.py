@@ -39,7 +39,7 @@ _APART = 2.5
 _PAIRED = 1.5
 """Instructions that make a value half of a word, and take it out again."""
 
-_SMALL = 8 * LANES * WARPS
+_SMALL = 4 * LANES * WARPS
 """Elements of an array of which a lane has few, at most."""
 
 _BESIDE = 1.5

@@ -125,7 +125,7 @@ def repeated(
     """
     own = default_strided(shape, 128 // widest)
     row_ = better_row(own, widest) or (own if own.flat else None)
-    rows = whole_rows(shape, widest) if own.flat else None
+    rows = whole_rows(shape, widest) if own.flat and own.registers > 1 else None
     other = own if rows is None else rows
     if row_ is None or (not other.flat and _combined(row_, bits) >= _combined(other, bits)):
         return None, rows
