@@ -242,9 +242,8 @@ class InferenceContext:
         """The operand at ``position`` has to come in this layout."""
         if isinstance(value, ArrayValue) and math.prod(value.shape) > 1:
             _check_shape(value, layout)
-            factor = Fixed(
-                self.place, self.weight, value.variable, layout, value.bits, pinned, False, why
-            )
+            fixed = (self.place, self.weight, value.variable, layout, value.bits)
+            factor = Fixed(*fixed, pinned, False, why)
             self.walk.problem.factors.append(factor)
             self.record.needs[position] = factor
 
@@ -254,11 +253,8 @@ class InferenceContext:
         """The equation makes a result in this layout; if pinned, it cannot be converted here."""
         if isinstance(value, ArrayValue) and math.prod(value.shape) > 1:
             _check_shape(value, layout)
-            self.walk.problem.factors.append(
-                Fixed(
-                    self.place, self.weight, value.variable, layout, value.bits, pinned, True, why
-                )
-            )
+            fixed = (self.place, self.weight, value.variable, layout, value.bits)
+            self.walk.problem.factors.append(Fixed(*fixed, pinned, True, why))
 
     def becomes(self, position: int, operand: AbstractValue, value: AbstractValue) -> None:
         """The operand at ``position`` becomes another value, such as one that a loop carries."""
@@ -284,15 +280,8 @@ class InferenceContext:
           work: what that costs, given both layouts.
         """
         if isinstance(operand, ArrayValue) and isinstance(result, ArrayValue):
-            factor = Relation(
-                self.place,
-                self.weight,
-                operand.variable,
-                result.variable,
-                pairs,
-                (operand.bits, result.bits),
-                work,
-            )
+            between = (self.place, self.weight, operand.variable, result.variable)
+            factor = Relation(*between, pairs, (operand.bits, result.bits), work)
             self.walk.problem.factors.append(factor)
             self.record.needs[position] = factor
 
@@ -303,16 +292,9 @@ class InferenceContext:
             def pairs(one: Layout | None, _: Layout | None) -> list[Pair]:
                 return [(layout, layout) for layout in (one, *layouts) if layout is not None]
 
-            self.walk.problem.factors.append(
-                Relation(
-                    self.place,
-                    self.weight,
-                    value.variable,
-                    value.variable,
-                    pairs,
-                    (value.bits, value.bits),
-                )
-            )
+            between = (self.place, self.weight, value.variable, value.variable)
+            relation = Relation(*between, pairs, (value.bits, value.bits))
+            self.walk.problem.factors.append(relation)
 
     # Memory ---------------------------------------------------------------------------------------
 
