@@ -399,7 +399,7 @@ def registered():
         plugins.unregister(name)
 
 
-@pytest.mark.parametrize("value", [None, "text", 3, [], ()], ids=repr)
+@pytest.mark.parametrize("value", [None, "text", 3, [], (), dataclasses.fields, float], ids=repr)
 def test_a_rule_that_returns_nonsense_is_blamed_itself(registered, value):
     registered(_Rules(lambda ctx, x, **params: value))
     with pytest.raises(PluginError) as error:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pallasite.lowering.inference.plan import LayoutPlan, Path
     from pallasite.rules import LoweringRule
 
-_NO_VALUES = (str, bytes, bool, int, float, complex, tuple, list, dict)
+_NO_VALUES = (str, bytes, bool, int, float, complex, tuple, list, dict, type, type(wrong_value))
 """What a rule may return by mistake: of these, no value of a kernel is."""
 
 
@@ -104,11 +104,11 @@ class LayoutStrategy(abc.ABC):
             or any(type(one) in _NO_VALUES or isinstance(one, ir.Value) for one in results)
             or any(one is None for one, used in zip(results, context.used, strict=True) if used)
         ):
-            types = ", ".join(str(variable.aval) for variable in outputs)
+            avals = ", ".join(str(variable.aval) for variable in outputs)
             raise wrong_value(
                 _rule(equation, rule),
                 value,
-                f"a value for each of {len(outputs)} results: {types}",
+                f"a value for each of {len(outputs)} results: {avals}",
             )
         for variable, value in zip(equation.outvars, results, strict=True):
             aval = variable.aval
