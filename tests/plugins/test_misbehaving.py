@@ -399,7 +399,11 @@ def registered():
         plugins.unregister(name)
 
 
-@pytest.mark.parametrize("value", [None, "text", 3, [], (), dataclasses.fields, float], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [None, "text", 3, [], (), dataclasses.fields, float],
+    ids=["None", "text", "3", "[]", "()", "function", "class"],
+)
 def test_a_rule_that_returns_nonsense_is_blamed_itself(registered, value):
     registered(_Rules(lambda ctx, x, **params: value))
     with pytest.raises(PluginError) as error:
