@@ -137,6 +137,42 @@ def test_known_results_of_comparisons(seed: int) -> None:
         assert indices.compared("add", one, other) is None
 
 
+@pytest.mark.parametrize("semantics", SEMANTICS)
+def test_indices_of_code_that_is_thrown_away(
+    semantics: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop is lowered on trial; loaded values may be where its indices were in memory."""
+    x = numbers((40, 17), np.int32, 6) * 7 - 5
+    compared = Indices.compared
+
+    def checked(self: Indices, name: str, one: ir.Value, other: ir.Value) -> ir.Value | None:
+        assert all(register.owner.operation.parent is not None for register in self.known)
+        return compared(self, name, one, other)
+
+    monkeypatch.setattr(Indices, "compared", checked)
+
+    def repeated(load: Callable[[], Any]) -> Any:
+        def body(step: Any, total: Any) -> Any:
+            for number in range(4):
+                index = lax.broadcasted_iota(jnp.int32, x.shape, number % 2)
+                value = load() + step
+                total = total + jnp.where(value < index, 1, 0) * (number + 1)
+                total = total + jnp.where(index + 1 >= value, total, 3)
+            return total
+
+        return lax.fori_loop(0, 3, body, jnp.zeros(x.shape, jnp.int32))
+
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = repeated(lambda: x_ref[...])
+
+    found = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )(x)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(repeated(lambda: jnp.asarray(x))))
+
+
 def test_numbers_that_types_hold() -> None:
     assert holds(np.dtype(np.int8), ((0, 127),))
     assert not holds(np.dtype(np.int8), ((0, 1), (0, 128)))

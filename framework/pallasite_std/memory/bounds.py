@@ -25,6 +25,12 @@ class Indices:
 
     known: dict[ir.Value, Bounds] = dataclasses.field(default_factory=dict)
 
+    def note(self, kernel: KernelContext, register: ir.Value, bounds: Bounds) -> None:
+        """Notes the bounds of a register that is emitted, unless it will be thrown away: others may
+        take its place in MLIR's memory, and so equal it."""
+        if not kernel.on_trial:
+            self.known[register] = bounds
+
     def compared(self, name: str, one: ir.Value, other: ir.Value) -> ir.Value | None:
         """The result of a comparison (``"lt"``, ``"le"``, ``"gt"``, ``"ge"``, ``"eq"`` or ``"ne"``)
         of two registers; None if it depends on the thread, or on more than what is known."""

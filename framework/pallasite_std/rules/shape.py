@@ -638,7 +638,7 @@ def iota(
             cache[base] = convert(ops.from_elements(elements), np.dtype(np.int32), dtype)
             bounds = bounds_of([base + offset for offset in vector], layout.thread_reach(entry))
             if not layout.flat and holds(dtype, bounds):
-                indices_of(ctx.kernel).known[cache[base]] = bounds
+                indices_of(ctx.kernel).note(ctx.kernel, cache[base], bounds)
         registers.append(cache[base])
     return RegisterArray(tuple(registers), layout, dtype)
 
