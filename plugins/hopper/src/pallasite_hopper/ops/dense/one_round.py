@@ -15,7 +15,7 @@ from pallasite_hopper.ops.dense.cost import H200, Sizes
 
 IN_FLIGHT = 10e6
 """Bytes of the matrix that all blocks together have in flight. Measured on an H100 (2026-11): of 12
-matrices of 117 to 1850 MB, each with up to six numbers of stages, the best had 8 to 12 million."""
+matrices of 117 to 1850 MB, each with up to six numbers of stages, the best had 8 to 15 million."""
 
 _ROWS = (128, 256, 384, 512)
 """Rows of the tiles of the matrix."""
@@ -37,7 +37,7 @@ def one_round_config(sizes: Sizes) -> MatmulConfig | None:
     across = -(-sizes.n // _ROWS[0])
     large = sizes.n * sizes.k * sizes.size > H200.cache
     plain = sizes.size == 2 and not (sizes.transpose_a or sizes.transpose_b)
-    if not (plain and large and sizes.m <= _MOST_COLUMNS and across >= _LEAST_TILES):
+    if not (plain and large and 0 < sizes.m <= _MOST_COLUMNS and across >= _LEAST_TILES):
         return None
     rows = next((one for one in _ROWS if _tiles(sizes, one) <= H200.multiprocessors), None)
     if rows is None:
