@@ -47,9 +47,14 @@ _SWAPPED_TILES = (
 tiles of two warpgroups and few columns have been no faster anywhere."""
 _ROWS = (64, 128, 192, 256)
 """That tiles of the transposed GEMM have."""
-_LARGER_TILES = ((128, 264, 304, "n"), (192, 176, 208, "n"), (256, 136, 160, "m"))
-"""Rows of tiles of more than 128 x 256 elements of the transposed GEMM, least and most columns,
-which extent the warpgroups halve."""
+_LARGER_TILES = (
+    (128, 264, 304, "n"),
+    (192, 176, 208, "n"),
+    (256, 136, 160, "m"),
+    (320, 48, 128, "n"),
+)
+"""Rows of tiles of the transposed GEMM, of more than 128 x 256 elements or of more rows, least and
+most columns, which extent the warpgroups halve."""
 _LEAST_COLUMNS, _MOST_COLUMNS = 24, 256
 """Of a tile of the transposed GEMM where several are needed."""
 _SHARED_COLUMNS = 64
@@ -91,6 +96,7 @@ def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
     for tile, across in _larger_tiles(sizes):
         for config in _divided(tile, *across, sizes):
             yield from (*_with_narrow_epilogue(config, sizes), config)
+            yield from _with_epilogue_in_stages(config, sizes)
 
 
 def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
@@ -447,6 +453,17 @@ def _with_narrow_epilogue(config: MatmulConfig, sizes: Sizes) -> Iterator[Matmul
             if narrow.stages > config.stages:
                 yield narrow
                 return
+
+
+def _with_epilogue_in_stages(config: MatmulConfig, sizes: Sizes) -> Iterator[MatmulConfig]:
+    """The same with columns that are written where the stages were, if that leaves room for a
+    further stage."""
+    shared = config.cluster_blocks * config.split_k * config.parts > 1
+    if sizes.m > config.tile_n and not shared and _may_end_in_stages(config, sizes):
+        there = dataclasses.replace(config, epilogue_in_stages=True)
+        there = with_most_stages(there, sizes.size, sizes.out_size)
+        if there.stages > config.stages and there.fits(sizes.size, sizes.out_size):
+            yield there
 
 
 def with_most_stages(
