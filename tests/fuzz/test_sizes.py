@@ -189,6 +189,13 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
         Program("halves", (6, 15, 15), "float16", WARPGROUP),
         Program("stacked", (17, 63), "bfloat16", WARPGROUP),
         Program("product with itself", (63, 9), "bfloat16", WARPGROUP),
+        Program("product with itself", (24, 31), "bfloat16", WARPGROUP),
+        Program("product with itself", (17, 9), "bfloat16", WARPGROUP),
+        Program("product with itself", (63, 13), "bfloat16", WARPGROUP),
+        Program("scaled rows", (25, 6, 9), "float32", WARPGROUP),
+        Program("sum of rows", (245, 13), "float32", WARPGROUP),
+        Program("max of rows", (129, 5), "int64", WARPGROUP),
+        Program("bias", (251, 210), "int8", WARPGROUP),
     ],
     ids=str,
 )

@@ -80,8 +80,10 @@ def _is_exchanged(one: Layout | None, other: Layout) -> bool:
     return one != other and conversion(one, other).kind is ConversionKind.SHARED_MEMORY
 
 
-def _fills_threads(layout: RegisterLayout) -> bool:
+def _fills_threads(layout: Layout) -> bool:
     """Whether every thread holds elements of its own, without padding, in several dimensions."""
+    if not isinstance(layout, RegisterLayout):
+        return False
     own = [d.size for digits in layout.dims for d in digits if d.owner.is_thread]
     return not layout.flat and not layout.is_padded and math.prod(own) == LANES * WARPS
 
@@ -145,8 +147,9 @@ class Movement:
             return 0.0
         if (operand, result) in self.exact(operand, result):
             part = math.prod(self.before) > math.prod(self.after)
-            # What goes through memory takes more code than parts of such rows do.
-            cost = self._direct(result, excess=0.0 if part and self._is_in_lines() else _EXCESS)
+            # What goes through memory takes more code than parts of such rows do, or of fragments.
+            less = part and (self._is_in_lines() or _fills_threads(operand))
+            cost = self._direct(result, excess=0.0 if less else _EXCESS)
             if part:
                 # Of a part, the whole is what takes code.
                 cost = max(cost, self._direct(operand, excess=0.0))
@@ -310,8 +313,8 @@ def reduction(
                 yield operand, left
         candidates: tuple[RegisterLayout, ...] = proposals.for_broadcast(shape)
         # Lanes of a row are neighbours rather.
-        near = reduced(shape, axes, bits, 1.0) if bits >= 32 else None
-        for suited in (reduced(shape, axes, bits), near, by_rows(shape, bits)):
+        near = [reduced(shape, axes, bits, sector) for sector in (0.5, 1.0) if bits >= 32]
+        for suited in (reduced(shape, axes, bits), *near, by_rows(shape, bits)):
             if suited is not None:
                 candidates = (*candidates, suited)
         if isinstance(result, RegisterLayout):

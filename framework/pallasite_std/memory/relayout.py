@@ -18,6 +18,7 @@ from pallasite.plugin.layouts import (
     ConversionKind,
     Digit,
     Layout,
+    MemoryLayout,
     Owner,
     Rearrangement,
     RegisterLayout,
@@ -29,6 +30,7 @@ from pallasite.plugin.layouts import (
 from pallasite.plugin.layouts import transforms as tf
 from pallasite.plugin.lowering import RegisterArray, RuleContext, gather
 from pallasite_std.memory.access import plan_access
+from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer, transfer_passes
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.transfers import load_array, store_array
 
@@ -146,7 +148,7 @@ def _exchange(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) ->
     with ctx.scratch(size, "scratch for layout changes and reductions") as (pointer, _):
         memory = MemoryReference(
             pointer=pointer,
-            layout=row_major(array.shape, bits),
+            layout=_best_order(array.layout, target, bits),
             dtype=array.dtype,
             space=MemorySpace.SMEM,
             alignment=16,
@@ -155,6 +157,45 @@ def _exchange(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) ->
         store_array(ctx.launch, memory, array)
         ctx.synchronize()
         return load_array(ctx.launch, memory, target)
+
+
+@functools.lru_cache(maxsize=1024)
+def _best_order(source: Layout, target: RegisterLayout, bits: int) -> MemoryLayout:
+    """How an array that changes its layout lies in memory: row-major, unless vectors of registers
+    are along another dimension, and both accesses are fewer and take less time where its elements
+    are neighbours."""
+    rows = row_major(source.shape, bits)
+    if not isinstance(source, RegisterLayout) or bits < 8:
+        return rows
+    vectors = {
+        dim
+        for layout in (source, target)
+        if not layout.flat
+        for dim, digits in enumerate(layout.dims[:-1])
+        if any(digit.owner is Owner.VECTOR for digit in digits)
+    }
+    best, least = rows, _accesses(source, target, rows)
+    for last in sorted(vectors):
+        order = [dim for dim in range(len(source.shape)) if dim != last] + [last]
+        steps = row_major([source.shape[dim] for dim in order], bits).dims
+        found = rows.with_dims([steps[order.index(dim)] for dim in range(len(order))])
+        passes, count = _accesses(source, target, found)
+        if passes <= least[0] and count < least[1]:
+            best, least = found, (passes, count)
+    return best
+
+
+def _accesses(
+    source: RegisterLayout, target: RegisterLayout, memory: MemoryLayout
+) -> tuple[float, int]:
+    """Passes through shared memory and instructions that store and load an array."""
+    passes, count = 0.0, 0
+    for layout in (source, target):
+        plan = plan_transfer(layout, memory, 16, matrices=True)
+        plan = plan.rows if isinstance(plan, MatrixPlan) else plan
+        passes += transfer_passes(plan)
+        count += len(plan.everything)
+    return passes, count
 
 
 def in_whole_bytes(layout: Layout, bits: int) -> bool:

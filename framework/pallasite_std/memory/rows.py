@@ -43,8 +43,9 @@ _LAST = 14
 """Instructions for the accesses to less than a vector at the end of a row that is loaded, combined
 with what is repeated, and stored; and for those of which only some threads have elements."""
 
-_BYTE = 3
-"""Instructions for an element of a vector of bytes: each is taken out, and put in again."""
+_BYTE, _PAIR = 7, 3
+"""Instructions for an element of two vectors of bytes, each of which is taken out and put in again;
+and for a pair, of which both are half of a word."""
 
 _COUNTED = 64
 """Registers, at most, that are looked at; what guards cost does not matter if there are more."""
@@ -125,7 +126,7 @@ def repeated(
     """
     own = default_strided(shape, 128 // widest)
     row_ = better_row(own, widest) or (own if own.flat else None)
-    rows = whole_rows(shape, widest) if own.flat and own.registers > 1 else None
+    rows = whole_rows(shape, widest, bits == 8) if own.flat and own.registers > 1 else None
     other = own if rows is None else rows
     if row_ is None or (not other.flat and _combined(row_, bits) >= _combined(other, bits)):
         return None, rows
@@ -139,13 +140,15 @@ def _combined(layout: RegisterLayout, bits: int) -> float:
     if bits == 16 and width > 1:
         operations = width / 2
     elif bits == 8 and width > 1:
-        operations = _BYTE * width
+        operations = _PAIR if width == 2 else _BYTE * width
     code = layout.registers * (2 + operations) + (_LAST if layout.is_padded else 0)
     return code + (layout.registers + _STRETCHED if layout.flat else 0)
 
 
 @functools.lru_cache(maxsize=4096)
-def whole_rows(shape: tuple[int, ...], widest: int) -> RegisterLayout | None:
+def whole_rows(
+    shape: tuple[int, ...], widest: int, bytes_combined: bool = False
+) -> RegisterLayout | None:
     """A layout of an array of an odd shape whose threads do not run across the boundaries of
     dimensions, so that what is repeated along some of these is repeated by registers; None for
     powers of two, and for arrays of one dimension.
@@ -153,12 +156,15 @@ def whole_rows(shape: tuple[int, ...], widest: int) -> RegisterLayout | None:
     Args:
       shape: of the array.
       widest: elements of a vector, at most.
+      bytes_combined: whether its elements are bytes that are combined with others.
     """
     if sum(n > 1 for n in shape) < 2 or not any(n & (n - 1) for n in shape):
         return None
     widths = [n for n in (16, 8, 4, 2, 1) if n <= widest and shape[-1] % n == 0]
     found = [padded(shape, n) for n in widths]
     found += [_in_lanes(shape, n) for n in widths if shape[-1] <= n * LANES]
+    if bytes_combined:
+        return min(found, key=functools.partial(_combined, bits=8))
     return min(found, key=functools.partial(_work, widest=widest))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -135,14 +135,23 @@ class _Expansion:
         """The jaxpr, itself if nothing changes."""
         equations, changed = [], False
         used = functools.cache(lambda: _used(jaxpr))
+        producers = {v: one for one in jaxpr.eqns for v in one.outvars}
+        left: set[Any] = set()  # Operands of others no more.
         for old in jaxpr.eqns:
             plain = self.plain_accesses(old, used)
             changed |= plain[0] is not old
             for equation in plain:
-                new = self.equation(equation)
+                given = equation
+                if equation.primitive in self.table:
+                    given = self.table[equation.primitive].operands(equation, producers)
+                    left |= _variables(equation.invars) - _variables(given.invars)
+                new = self.equation(given)
                 if new is not None:
                     equations.append(new)
                 changed |= new is not equation
+        if left:
+            left -= _used(jaxpr.replace(eqns=equations))
+            equations = [one for one in equations if left.isdisjoint(one.outvars)]
         changed |= any(_is_key(atom) for atom in (*jaxpr.invars, *jaxpr.constvars))
         if not changed:
             return jaxpr
@@ -255,22 +264,22 @@ class _Expansion:
         # Arrays without elements are nobody's operands, since nothing makes them.
         operands = [self.atom(atom) for atom in equation.invars]
         given = [atom for atom in operands if not _without_elements(atom)]
+        # What is an operand twice is one: definitions may do the same to it once.
+        unique = list({id(atom): atom for atom in given}.values())
         keeps = [not _without_elements(atom) for atom in equation.outvars]
         made = [atom for atom, kept in zip(equation.outvars, keeps, strict=True) if kept]
 
         def function(*values: Any) -> list[Any]:
-            rest = iter(values)
-            every = [
-                _Empty(atom.aval) if _without_elements(atom) else next(rest) for atom in operands
-            ]
+            known = {id(atom): value for atom, value in zip(unique, values, strict=True)}
+            every = [known[id(a)] if id(a) in known else _Empty(a.aval) for a in operands]
             with _jax.location_of_equation(equation):
                 found = definition(*every, **equation.params)
             return [one for one, kept in zip(found, keeps, strict=True) if kept]
 
-        traced, _ = _jax.trace_to_jaxpr(function, [atom.aval for atom in given])
+        traced, _ = _jax.trace_to_jaxpr(function, [atom.aval for atom in unique])
         return equation.replace(
             primitive=primitives.closed_call_p,
-            invars=given,
+            invars=unique,
             outvars=[self.atom(atom) for atom in made],
             # Definitions may be made of primitives that have definitions.
             params={"call_jaxpr": self.jaxpr(traced)},
@@ -280,7 +289,10 @@ class _Expansion:
 
 def _used(jaxpr: Any) -> set[Any]:
     """The variables that are operands of a jaxpr's equations, or its results."""
-    atoms = itertools.chain(jaxpr.outvars, *(one.invars for one in jaxpr.eqns))
+    return _variables(itertools.chain(jaxpr.outvars, *(one.invars for one in jaxpr.eqns)))
+
+
+def _variables(atoms: Iterable[Any]) -> set[Any]:
     return {atom for atom in atoms if not isinstance(atom, _jax.Literal)}
 
 

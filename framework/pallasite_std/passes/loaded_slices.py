@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from pallasite.plugin import Semantics
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.ir import types
 from pallasite.plugin.language import MemorySpace, memory_space_of
@@ -45,7 +44,6 @@ def load_slices(jaxpr: Any, context: Any) -> Any:
         and memory_space_of(v.aval) is MemorySpace.GMEM
         and uses[v] == reads[v]
     }
-    planned = spec.params.semantics.extends(Semantics.WARPGROUP)
     slices: Counter[Any] = Counter()
     sliced: Counter[Any] = Counter()  # How many elements these have.
     for one in jaxpr.eqns:
@@ -65,7 +63,7 @@ def load_slices(jaxpr: Any, context: Any) -> Any:
             whole = equation.invars[0]
             several = load is not None and uses[whole] > 1
             parts = slices[whole] == uses[whole] and sliced[whole] <= math.prod(whole.aval.shape)
-            if several and _is_worth_it(equation, planned, parts):
+            if several and _is_worth_it(equation, parts):
                 new = _loaded(load, equation)
                 changed = True
         elif any(not _is_plain(effect) for effect in equation.effects):
@@ -82,13 +80,6 @@ def _is_plain(effect: Any) -> bool:
     return isinstance(effect, _jax.ReadEffect | _jax.WriteEffect)
 
 
-def _is_flat(equation: Any) -> bool:
-    """Whether threads would best be consecutive in more than one dimension, which is no layout of
-    what the slice is combined with."""
-    part = equation.outvars[0].aval.shape
-    return sum(extent > 1 for extent in part) > 1 and bool(math.prod(part) > _THREADS)
-
-
 def _is_renamed(equation: Any) -> bool:
     """Whether it takes columns of rows so short that threads have whole ones, of which there are
     enough for the greater part of them: elements of the slice are registers of the array, in its
@@ -99,7 +90,7 @@ def _is_renamed(equation: Any) -> bool:
     return cut == [len(whole) - 1] and whole[-1] <= SHORT and many
 
 
-def _is_worth_it(equation: Any, planned: bool, parts: bool) -> bool:
+def _is_worth_it(equation: Any, parts: bool) -> bool:
     """Whether to load a slice; ``parts``: nothing else of the array is used, nothing twice."""
     whole, part = equation.invars[0].aval, equation.outvars[0].aval
     bits = 8 if types.is_bool(whole.dtype) else types.bit_width(whole.dtype)
@@ -110,7 +101,7 @@ def _is_worth_it(equation: Any, planned: bool, parts: bool) -> bool:
         return True  # It cannot go through shared memory.
     if _is_renamed(equation):
         return False
-    if not parts and (_SHARE * size > math.prod(whole.shape) or (planned and _is_flat(equation))):
+    if not parts and _SHARE * size > math.prod(whole.shape):
         return False
     least = _FEW_PARTS if parts else _FEW
     few: bool = _accesses(equation, bits) <= max(least, 2 * -(-size * bits // (128 * _THREADS)))
