@@ -319,25 +319,26 @@ def inline_assembly(
     Returns None, the result, or a tuple of them. ``side_effects`` also keeps it from being moved
     or removed; memory is clobbered only if the constraints say ``~{memory}``.
     """
-    if not results:
-        type = parse_type("!llvm.void")
-    elif len(results) == 1:
-        type = results[0]
-    else:
-        type = llvm.StructType.get_literal(list(results))
-    value = llvm.inline_asm(
-        None if not results else type,
-        list(operands),
-        text,
-        constraints,
-        has_side_effects=side_effects,
-    )
+    types = list(results)
+    if len(types) > 1:
+        types = [remembered(("structure", *types), _structure)]
+    attributes = remembered(("assembly", text, constraints, side_effects), _assembly)
+    made = ir.Operation.create("llvm.inline_asm", types, operands, attributes)
     if len(results) <= 1:
-        return value if results else None
+        return made.result if results else None
     return tuple(
-        _made("llvm.extractvalue", result, (value,), remembered(("member", position), _member))
-        for position, result in enumerate(results)
+        _made("llvm.extractvalue", result, (made.result,), remembered(("member", at), _member))
+        for at, result in enumerate(results)
     )
+
+
+def _structure(key: tuple[Any, ...]) -> ir.Type:
+    return llvm.StructType.get_literal(list(key[1:]))
+
+
+def _assembly(key: tuple[str, str, str, bool]) -> dict[str, ir.Attribute]:
+    found = {"asm_string": ir.StringAttr.get(key[1]), "constraints": ir.StringAttr.get(key[2])}
+    return found | ({"has_side_effects": ir.UnitAttr.get()} if key[3] else {})
 
 
 def _member(key: tuple[str, int]) -> dict[str, ir.Attribute]:

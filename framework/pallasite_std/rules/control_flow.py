@@ -23,6 +23,7 @@ from pallasite_std.carried import CarriedValue
 from pallasite_std.divisors import mark_carried
 from pallasite_std.memory.overwrites import staged_branch
 from pallasite_std.memory.sums import counters_of
+from pallasite_std.rules.opaque import opaque
 from pallasite_std.rules.shape import is_anonymous
 
 rules = RuleSet()
@@ -441,7 +442,7 @@ def _apart(value: Value) -> Value:
     bits = types.bit_width(value.dtype) * value.vector_length
     if bits != 32 or any(register != first for register in value.registers):
         return value
-    return RegisterArray(tuple(_own_registers(value.registers)), value.layout, value.dtype)
+    return RegisterArray(tuple(opaque(value.registers)), value.layout, value.dtype)
 
 
 def _common_layouts(branches: Sequence[Sequence[Value]]) -> list[Value]:
@@ -455,24 +456,3 @@ def _common_layouts(branches: Sequence[Sequence[Value]]) -> list[Value]:
                 break
         merged.append(chosen)
     return merged
-
-
-_MOST_TIED = 32
-"""Registers that one piece of inline assembly passes through."""
-
-
-def _own_registers(values: Sequence[ir.Value]) -> list[ir.Value]:
-    """The same values of 32 bits, each in a register that LLVM gives to nothing else.
-
-    Equal values share a register otherwise, until they are copied to where a loop or a branch
-    wants them apart: once more at each of these.
-    """
-    results: list[ir.Value] = []
-    for start in range(0, len(values), _MOST_TIED):
-        part = values[start : start + _MOST_TIED]
-        words = [ops.bitcast(value, ops.i32()) for value in part]
-        constraints = ",".join(["=r"] * len(words) + [str(i) for i in range(len(words))])
-        made = ops.inline_assembly("", constraints, *words, results=[ops.i32()] * len(words))
-        made = [made] if len(words) == 1 else made
-        results += [ops.bitcast(one, value.type) for one, value in zip(made, part, strict=True)]
-    return results

@@ -24,6 +24,7 @@ from pallasite.plugin.lowering import LayoutContext, RegisterArray, RuleContext,
 from pallasite_std.math.table import BINARY
 from pallasite_std.memory.padding import fill_padding
 from pallasite_std.memory.reduced_layouts import reduced
+from pallasite_std.rules.opaque import bits_of
 
 rules = RuleSet()
 lax = _jax.lax_primitives
@@ -51,9 +52,7 @@ def shuffle(value: ir.Value, mode: str, amount: ir.Value | int) -> ir.Value:
 
     Works on scalars and vectors of any width; 32 bits move at a time.
     """
-    from pallasite_std.rules.shape import types_bits
-
-    bits = types_bits(value.type)
+    bits = bits_of(value.type)
     amount = ops.i32_constant(amount) if isinstance(amount, int) else amount
 
     def move(word: ir.Value) -> ir.Value:
@@ -264,9 +263,7 @@ def _reduce_vector(combine: Combine, register: ir.Value, plan: ReductionPlan) ->
 
 def _packed(registers: Sequence[ir.Value]) -> list[ir.Value]:
     """Narrow registers side by side in 32 bits, which shuffles move at a time."""
-    from pallasite_std.rules.shape import types_bits
-
-    bits = types_bits(registers[0].type)
+    bits = bits_of(registers[0].type)
     each = 32 // bits if bits in (8, 16) else 1
     return [_side_by_side(registers[i : i + each]) for i in range(0, len(registers), each)]
 
@@ -330,11 +327,9 @@ def _across_warps(
         raise UnsupportedError("a reduction across warps inside a warp-mapped region")
     lanes = [lane for lane in range(32) if plan.lane_mask >> lane & 1]
     value = registers[0]
-    from pallasite_std.rules.shape import types_bits
-
     is_bit = isinstance(value.type, ir.IntegerType) and value.type.width == 1
     store_type = ops.i8() if is_bit else value.type
-    size = max(1, types_bits(store_type) // 8)
+    size = max(1, bits_of(store_type) // 8)
     per_register = 4 * len(lanes) * size
     limit = max(ctx.params.reduction_scratch_bytes, 512)
     batch = min(max(1, limit // per_register), len(registers))

@@ -58,6 +58,7 @@ from pallasite_std.memory.scratch import (
 from pallasite_std.memory.transfers import dense_layout
 from pallasite_std.memory.usual_code import is_wide, most_code
 from pallasite_std.primitives.layouts import layout_cast_p
+from pallasite_std.rules.opaque import opaque
 from pallasite_std.stacking import stacked
 
 rules = RuleSet()
@@ -664,12 +665,13 @@ _layout_cast_hint.result_layouts = _layout_cast_result  # type: ignore[attr-defi
 
 @rules.lowering(lax.optimization_barrier_p, *_ALL)
 def _optimization_barrier(ctx: RuleContext, *values: Value) -> list[Value]:
-    results: list[Value] = []
-    for value in values:
-        if isinstance(value, RegisterArray):
-            value = value.map(_opaque)
-        results.append(value)
-    return results
+    arrays = [value for value in values if isinstance(value, RegisterArray)]
+    registers = {hash(one): one for array in arrays for one in array.registers}
+    made = dict(zip(registers, opaque(list(registers.values())), strict=True))
+    return [
+        value.map(lambda one: made[hash(one)]) if isinstance(value, RegisterArray) else value
+        for value in values
+    ]
 
 
 @rules.layout(lax.optimization_barrier_p)
@@ -680,39 +682,6 @@ def _optimization_barrier_hint(
 
 
 _optimization_barrier_hint.same_layout = True  # type: ignore[attr-defined]
-
-
-def _opaque(value: ir.Value) -> ir.Value:
-    """The same value, in a way that optimisation cannot look through."""
-    bits = types_bits(value.type)
-    if bits in (16, 32, 64):
-        letter = {16: "h", 32: "r", 64: "l"}[bits]
-        integer = ir.IntegerType.get_signless(bits)
-        moved = ops.inline_assembly(
-            "", f"={letter},0", ops.bitcast(value, integer), results=[integer]
-        )
-        return ops.bitcast(moved, value.type)
-    if bits < 16:
-        narrow, wide = ir.IntegerType.get_signless(bits), ir.IntegerType.get_signless(16)
-        word = ops.cast_integer(ops.bitcast(value, narrow), wide, signed=False)
-        return ops.bitcast(ops.cast_integer(_opaque(word), narrow), value.type)
-    if ops.vector_length(value) > 1:
-        half = ops.vector_length(value) // 2
-        parts = [
-            _opaque(ops.slice_vector(value, 0, half)),
-            _opaque(ops.slice_vector(value, half, ops.vector_length(value) - half)),
-        ]
-        return ops.concatenate(parts)
-    raise UnsupportedError("a barrier to optimization around such a value", got=str(value.type))
-
-
-def types_bits(type: ir.Type) -> int:
-    """Bits of a scalar or vector type."""
-    if isinstance(type, ir.VectorType):
-        return int(type.shape[0]) * types_bits(type.element_type)
-    if isinstance(type, ir.IntegerType):
-        return int(type.width)
-    return int(ir.FloatType(type).width)
 
 
 @rules.lowering(_jax.broadcast_to_p, *_ALL)

@@ -50,7 +50,7 @@ from pallasite_hopper.matrix.types import (
 from pallasite_hopper.matrix.values import (
     mark_product,
     need,
-    own_register,
+    own_registers,
     pass_through,
     read,
     settled,
@@ -334,7 +334,7 @@ def _fence(
     ]
     if isinstance(left, RegisterArray):
         # They are only read, so what is computed before the fence may be used behind it.
-        words = tuple(own_register(register) for register in left.registers)
+        words = own_registers(left.registers)
         need(words)
         left = RegisterArray(words, left.layout, left.dtype)
     results = pass_through("wgmma.fence.sync.aligned;", [registers[n] for n in places], last=True)

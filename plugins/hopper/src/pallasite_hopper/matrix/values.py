@@ -159,15 +159,20 @@ def need(words: Sequence[ir.Value]) -> None:
         ops.inline_assembly("", ",".join([*["r"] * len(part), "~{memory}"]), *part)
 
 
-def own_register(register: ir.Value) -> ir.Value:
-    """The 32 bits of a register in one that nothing else uses.
+def own_registers(registers: Sequence[ir.Value]) -> tuple[ir.Value, ...]:
+    """The 32 bits of each register in one that nothing else uses.
 
     LLVM gives equal values one register: a constant among the elements would share it with code
     that reads it while a wgmma is in flight, which the instructions forbid.
     """
-    return ops.inline_assembly(
-        "", "=r,0", ops.bitcast(register, ops.i32()), results=[ops.i32()], side_effects=False
-    )
+    results: list[ir.Value] = []
+    for start in range(0, len(registers), TIED):
+        words = [ops.bitcast(one, ops.i32()) for one in registers[start : start + TIED]]
+        constraints = ",".join(["=r"] * len(words) + [str(number) for number in range(len(words))])
+        kinds = [word.type for word in words]
+        made = ops.inline_assembly("", constraints, *words, results=kinds, side_effects=False)
+        results += [made] if len(words) == 1 else made
+    return tuple(results)
 
 
 def tied_assembly(
