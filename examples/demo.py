@@ -131,7 +131,7 @@ def can_run(target: pallasite.Target) -> bool:
     """Whether kernels for the target run here: the simulator runs all, a GPU its own and older
     portable ones."""
     if not on_gpu():
-        return plugins.registry().executor_for(jax.default_backend()) is not None
+        return plugins.registry().executor_choice(jax.default_backend()).chosen is not None
     capability = local_compute_capability()
     if capability is None:
         return False
@@ -206,7 +206,7 @@ def cores() -> int:
 def print_head() -> None:
     """Says what the columns mean and where kernels run."""
     platform = jax.default_backend()
-    executor = plugins.registry().executor_for(platform)
+    executor = plugins.registry().executor_choice(platform).chosen
     if platform == "gpu":
         print(f"Kernels run on {jax.devices()[0].device_kind}.")
     elif executor is not None:

@@ -95,12 +95,12 @@ def _primitives() -> list[Any]:
         for name in names
         if name.endswith("_p") and hasattr(module, name)
     }
-    rules = {p for p in known if plugins.registry().lowering_rules(p)}
+    rules = {p for p in known if plugins.registry().lowering.rules(p)}
     return sorted(rules, key=lambda primitive: str(primitive.name))
 
 
 def _warps(primitive: Any) -> str:
-    rules = plugins.registry().lowering_rules(primitive)
+    rules = plugins.registry().lowering.rules(primitive)
     return "yes" if any(rule.semantics is Semantics.WARP for rule in rules) else ""
 
 

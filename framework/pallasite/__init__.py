@@ -104,7 +104,7 @@ def _find(name: str) -> Any:
         if name.startswith("_") or importlib.util.find_spec(f"pallasite.{name}") is not None:
             # Python asks for a submodule's name before it imports the submodule.
             raise AttributeError(f"module 'pallasite' has no attribute {name!r}")
-        return importlib.import_module("pallasite.plugins").manager().export(name)
+        return importlib.import_module("pallasite.plugins").manager().named("exports", name)
     if module.startswith("pallasite.language"):
         importlib.import_module("pallasite.runtime.registration")  # Its kernels can run.
     value = getattr(importlib.import_module(module), name)
@@ -113,5 +113,5 @@ def _find(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    exports = importlib.import_module("pallasite.plugins").manager().exports()
+    exports = importlib.import_module("pallasite.plugins").manager().paths("exports")
     return sorted({*__all__, *exports})

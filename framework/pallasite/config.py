@@ -332,13 +332,20 @@ def scoped(**values: Any) -> Iterator[None]:
         name: _parse(_option(name), value, f"option {name!r}") for name, value in values.items()
     }
     values = {**_scoped.get(), **parsed}
-    token = _scoped.set(values)
     of_code = tuple((name, values[name]) for name in sorted(values) if _is_of_code(OPTIONS[name]))
+    traced = _trace_context(of_code) if of_code else contextlib.nullcontext()
+    with bound(_scoped, values), traced:
+        yield
+
+
+@contextlib.contextmanager
+def bound[Value](variable: contextvars.ContextVar[Value], value: Value) -> Iterator[None]:
+    """A context variable has a value within a ``with`` block."""
+    token = variable.set(value)
     try:
-        with _trace_context(of_code) if of_code else contextlib.nullcontext():
-            yield
+        yield
     finally:
-        _scoped.reset(token)
+        variable.reset(token)
 
 
 def _is_of_code(option: Option) -> bool:

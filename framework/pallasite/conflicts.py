@@ -70,23 +70,21 @@ def merge_targets(contributions: Iterable[Contribution]) -> dict[str, Target]:
     return _by_name("targets", contributions, "targets")
 
 
-def merge_names(
-    contributions: Iterable[Contribution],
-    field: str = "names",
-    subject: str = "names of pallasite.gpu",
-) -> dict[str, str]:
+def merge_names(contributions: Iterable[Contribution], field: str = "names") -> dict[str, str]:
     """Names of ``pallasite.gpu``, each with its ``"module:attribute"``.
 
     Args:
       contributions: what plugins contribute.
       field: the field of it that holds the names.
-      subject: what they are, for the message.
 
     Raises:
       PluginError: two plugins have one name, and neither overrides the other; or it is a name of
         the core, or of a memory space of another plugin.
     """
     contributions = list(contributions)
+    subject = {"names": "names of pallasite.gpu", "exports": "names of pallasite"}.get(
+        field, field.replace("_", " ")
+    )
     taken = {name: CORE for one in contributions if one.plugin == CORE for name in one.names}
     taken |= {space.name: one.plugin for one in contributions for space in one.memory_spaces}
     found = [

@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'pallasite.gpu' has no attribute {name!r}")
     from pallasite import plugins
 
-    if name in plugins.manager().names():
+    if name in plugins.manager().paths("names"):
         importlib.import_module("pallasite.runtime.registration")
         return plugins.manager().name(name)
     space = plugins.manager().memory_spaces().get(name)
@@ -44,7 +44,7 @@ def __dir__() -> list[str]:
     from pallasite import plugins
 
     own, spaces = _public_names(), plugins.manager().memory_spaces()
-    return sorted({*own, *plugins.manager().names(), *spaces})
+    return sorted({*own, *plugins.manager().paths("names"), *spaces})
 
 
 def _public_names() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -34,6 +35,8 @@ _NAME_HOOKS = (
     "pallasite_implementations",
 )
 """The hooks that return a mapping of names."""
+
+_NAME = "names of one letter or more, without blanks, commas and equals signs"
 
 _RECORDS: Mapping[str, type | str] = {
     "pallasite_targets": Target,
@@ -67,8 +70,11 @@ def implementations(plugin: Any, name: str) -> dict[str, Callable[[], Any]]:
     """A plugin's hook implementations by name of hook.
 
     Raises:
-      PluginError: it has none, or one that no specification knows or whose arguments differ.
+      PluginError: it has none, or one that no specification knows or whose arguments differ; or the
+        plugin's name is none.
     """
+    if not is_name(name):
+        raise PluginError("a plugin has a wrong name", got=repr(name), expected=_NAME)
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     expected = "functions marked with pallasite.hookimpl, named " + ", ".join(FIELDS)
@@ -102,12 +108,11 @@ def checked(plugin: str, hook: str, value: Any) -> Any:
         return () if value == () else (check_declaration(plugin, value),)
     if hook in _NAME_HOOKS:
         if isinstance(value, Mapping) and all(
-            isinstance(name, str) and _is_path(path) for name, path in value.items()
+            is_name(name) and _is_path(path) for name, path in value.items()
         ):
             return dict(value)
-        raise wrong_value(
-            what, value, 'a mapping of name to "module:attribute", or to a Replacement'
-        )
+        expected = 'a mapping of name to "module:attribute", or to a Replacement'
+        raise wrong_value(what, value, f"{expected}; {_NAME}")
     record = _record(hook)
     found = entries(value) if isinstance(value, Iterable) else (value,)
     for one in found:
@@ -115,9 +120,18 @@ def checked(plugin: str, hook: str, value: Any) -> Any:
             raise wrong_value(what, one, f"an iterable of {record.__name__}")
         if wrong_field(one) is not None:
             raise wrong_value(what, one, record.__name__)
-        if not isinstance(getattr(one, "name", ""), str):
-            raise wrong_value(what, one, "a name that is a text")
+        owner = getattr(one, "primitive", one)
+        name = getattr(owner, "name", getattr(owner, "operation", "none"))
+        if not is_name(name) and not (name and isinstance(one, extensions.Diagnosis)):
+            error = wrong_value(what, one, _NAME)
+            error.got = f"the name {name!r} in {error.got}"
+            raise error
     return found
+
+
+def is_name(value: Any) -> bool:
+    """Whether users can write a name in an option, which lists names separated by commas."""
+    return isinstance(value, str) and re.fullmatch(r"[^\s,=]+", value) is not None
 
 
 def _is_path(value: Any) -> bool:

@@ -17,7 +17,7 @@ import importlib.metadata
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pallasite
@@ -82,6 +82,14 @@ NOT_OF_THE_REGISTRY = (
     "pallasite_implementations",
 )
 """The hooks that no kernel needs to be compiled, which are called on their own."""
+
+
+_NOBODY_HAS = {
+    "exports": "module 'pallasite' has no attribute",
+    "front_ends": "no plugin has the front end",
+    "implementations": "no plugin has the implementation",
+}
+"""By field of a contribution, what is said of a name that is missing there."""
 
 
 class PluginWarning(UserWarning):
@@ -178,7 +186,8 @@ class PluginManager:
         Raises:
           PluginError: a plugin of that name is there already, or a hook of it is wrong.
         """
-        name = name or getattr(plugin, "__name__", None) or type(plugin).__name__
+        if name is None:
+            name = str(getattr(plugin, "__name__", type(plugin).__name__))
         with self._lock:
             if name == CORE or name in self._registered or name in self._find():
                 raise PluginError(f"a plugin named {name!r} is already there", hint="name=...")
@@ -280,9 +289,18 @@ class PluginManager:
         """Targets by name, without loading any rules."""
         return merge_targets(self._contribute(("pallasite_targets",)))
 
-    def names(self) -> dict[str, str]:
-        """Plugins' names for ``pallasite.gpu``, each with its ``"module:attribute"``."""
-        return self._merge("pallasite_names", merge_names, "pallasite_memory_spaces")
+    def paths(self, field: str) -> dict[str, str]:
+        """What plugins give by name, each with its ``"module:attribute"``.
+
+        Args:
+          field: ``"names"`` (of ``pallasite.gpu``), ``"exports"`` (names of ``pallasite``),
+            ``"front_ends"`` or ``"implementations"``, as the hooks are called.
+
+        Raises:
+          PluginError: two plugins have one name.
+        """
+        more = ("pallasite_memory_spaces",) if field == "names" else ()
+        return self._merge(f"pallasite_{field}", lambda found: merge_names(found, field), *more)
 
     def layouts(self) -> dict[str, NamedLayout]:
         """Register layouts by name, without loading any rules.
@@ -362,10 +380,6 @@ class PluginManager:
             result: Merged = found[1]
             return result
 
-    def _names(self, field: str, subject: str) -> dict[str, str]:
-        """What plugins give by name, from the hook of a field; see :func:`merge_names`."""
-        return self._merge(f"pallasite_{field}", lambda found: merge_names(found, field, subject))
-
     def generation(self) -> tuple[Any, ...]:
         """What plugins are in use; equal as long as they stay the same."""
         return (tuple(config.get("disabled_plugins")), self._changes, tuple(self._errors))
@@ -377,7 +391,7 @@ class PluginManager:
           MissingNameError: no plugin has it.
           PluginError: what the plugin says of it is wrong.
         """
-        path = self.names().get(name)
+        path = self.paths("names").get(name)
         if path is None:
             hint = self.remedy("names", name)
             raise MissingNameError(f"no plugin has the name {name!r}", hint=hint)
@@ -437,71 +451,26 @@ class PluginManager:
             },
         )
 
-    def front_end(self, name: str) -> Any:
-        """The function that makes a ``KernelSpec`` of an equation of JAX's own.
-
-        Args:
-          name: ``"pallas_call"`` or ``"mesh_kernel"``; see the hook ``pallasite_front_ends``.
-
-        Raises:
-          MissingNameError: no plugin has it.
-          PluginError: two plugins do, or what one says of it is wrong.
-        """
-        message = f"no plugin has the front end {name!r}"
-        return self._named(self.front_ends(), "pallasite_front_ends", name, message)
-
-    def front_ends(self) -> dict[str, str]:
-        """Plugins' front ends by name, each with its ``"module:attribute"``.
-
-        Raises:
-          PluginError: two plugins have one name.
-        """
-        return self._names("front_ends", "front ends")
-
     def implementation(self, name: str) -> Any:
-        """The implementation of a part that the core leaves to plugins.
+        """The implementation of a part that the core leaves to plugins; see :meth:`named`."""
+        return self.named("implementations", name)
+
+    def named(self, field: str, name: str) -> Any:
+        """What a plugin gives by name.
 
         Args:
-          name: such as ``"memory_access"``; see the hook ``pallasite_implementations``.
+          field: ``"exports"``, ``"front_ends"`` or ``"implementations"``; see :meth:`paths`.
+          name: such as ``"pallas_call"``, of a front end, or ``"memory_access"``.
 
         Raises:
           MissingNameError: no plugin has it.
           PluginError: two plugins do, or what one says of it is wrong.
         """
-        message = f"no plugin has the implementation {name!r}"
-        return self._named(self.implementations(), "pallasite_implementations", name, message)
-
-    def implementations(self) -> dict[str, str]:
-        """Parts that the core leaves to plugins, each with its ``"module:attribute"``.
-
-        Raises:
-          PluginError: two plugins have one name.
-        """
-        return self._names("implementations", "implementations")
-
-    def exports(self) -> dict[str, str]:
-        """Plugins' names for the package ``pallasite``, each with its ``"module:attribute"``.
-
-        Raises:
-          PluginError: two plugins have one name.
-        """
-        return self._names("exports", "names of pallasite")
-
-    def export(self, name: str) -> Any:
-        """What a plugin adds to the package ``pallasite`` under a name.
-
-        Raises:
-          MissingNameError: no plugin has it.
-          PluginError: what the plugin says of it is wrong.
-        """
-        message = f"module 'pallasite' has no attribute {name!r}"
-        return self._named(self.exports(), "pallasite_exports", name, message)
-
-    def _named(self, paths: dict[str, str], hook: str, name: str, message: str) -> Any:
-        """What a plugin's path leads to; an error with a message if none has the name."""
-        if name not in paths:
+        path = self.paths(field).get(name)
+        if path is None:
+            message = f"{_NOBODY_HAS[field]} {name!r}"
             raise MissingNameError(message, hint=absent_plugins(self.absences()))
-        return self._resolve(hook, name, paths[name])
+        return self._resolve(f"pallasite_{field}", name, path)
 
     def _resolve(self, hook: str, name: str, path: str) -> Any:
         """What a plugin's ``"module:attribute"`` leads to; its errors name the plugin."""
@@ -694,12 +663,7 @@ _held: contextvars.ContextVar[Registry | None] = contextvars.ContextVar(
 )
 
 
-@contextlib.contextmanager
-def one_registry() -> Iterator[None]:
+def one_registry() -> contextlib.AbstractContextManager[None]:
     """Within a ``with`` block, :func:`registry` always returns the registry of its beginning: work
     on one kernel asks for it thousands of times, and goes by one state of the plugins."""
-    token = _held.set(registry())
-    try:
-        yield
-    finally:
-        _held.reset(token)
+    return config.bound(_held, registry())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite.conflicts import (
@@ -14,6 +12,7 @@ from pallasite.conflicts import (
     merge_spaces,
     merge_targets,
     unique,
+    with_plugin,
 )
 from pallasite.errors import MissingRuleError
 from pallasite.executor_choice import ExecutorChoice, choose_executor
@@ -27,7 +26,6 @@ from pallasite.extensions import (
     LoweringRule,
     Pass,
     ResourceRule,
-    RuleSet,
     Semantics,
     Stage,
     Translation,
@@ -36,35 +34,15 @@ from pallasite.jaxpr_table import JaxprPrimitive, JaxprTable
 from pallasite.known_plugins import absent_plugins, remedy
 from pallasite.lifecycle import KernelLifecycle
 from pallasite.order_tables import BarrierTables, MemoryTables
-from pallasite.rule_selection import RuleTable
-from pallasite.rules import OperandPredicate, Rule
-from pallasite.targets import Target, TargetPredicate
+from pallasite.rule_selection import NO_PARAMS, RuleTable
+from pallasite.rules import Rule
+from pallasite.targets import Target
 from pallasite.view_rules import ViewRule
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
 
     from pallasite.language.memory_space import MemorySpace
-
-__all__ = [
-    "STAGES",
-    "Contribution",
-    "Executor",
-    "InferenceRule",
-    "LayoutRule",
-    "LoweringRule",
-    "OperandPredicate",
-    "Pass",
-    "Registry",
-    "ResourceRule",
-    "Rule",
-    "RuleSet",
-    "Semantics",
-    "Stage",
-    "TargetPredicate",
-]
-
-_NO_PARAMS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Registry:
@@ -79,6 +57,7 @@ class Registry:
       names: ``"module:attribute"`` by the name under ``pallasite.gpu``.
       memory_spaces: memory spaces by name.
       owners_of_spaces: the plugin that each of them is of, by name.
+      lowering, resources, layouts, inference: the rules of primitives of each kind.
       executors: executors by name.
       jaxprs: the primitives that carry jaxprs.
       barriers: kinds of barriers, and what primitives do to them.
@@ -106,44 +85,46 @@ class Registry:
         }
         self._views: dict[type, ViewRule] = unique(
             "views made by",
-            _with_plugin(contributions, "views"),
+            with_plugin(contributions, "views"),
             lambda rule: rule.transform,
         )
         self._views_found: dict[type, ViewRule | None] = {}
         known = self.targets.values()
-        self._lowering: RuleTable[LoweringRule] = RuleTable(
-            "lowering rules", _with_plugin(contributions, "lowering_rules"), known
+        self.lowering: RuleTable[LoweringRule] = RuleTable(
+            "lowering rules", with_plugin(contributions, "lowering_rules"), known
         )
-        self._resources: RuleTable[ResourceRule] = RuleTable(
-            "resource rules", _with_plugin(contributions, "resource_rules"), known
+        self.resources: RuleTable[ResourceRule] = RuleTable(
+            "resource rules", with_plugin(contributions, "resource_rules"), known
         )
-        self._layouts: RuleTable[LayoutRule] = RuleTable(
-            "layout rules", _with_plugin(contributions, "layout_rules"), known
+        self.layouts: RuleTable[LayoutRule] = RuleTable(
+            "layout rules", with_plugin(contributions, "layout_rules"), known
         )
-        self._inference: RuleTable[InferenceRule] = RuleTable(
-            "inference rules", _with_plugin(contributions, "inference_rules"), known
+        self.inference: RuleTable[InferenceRule] = RuleTable(
+            "inference rules", with_plugin(contributions, "inference_rules"), known
         )
-        jaxpr_primitives: dict[Primitive, JaxprPrimitive] = _by_primitive(
-            contributions, "jaxpr_primitives", "descriptions of the jaxprs"
+        jaxpr_primitives: dict[Primitive, JaxprPrimitive] = unique(
+            "descriptions of the jaxprs of primitive",
+            with_plugin(contributions, "jaxpr_primitives"),
+            lambda entry: entry.primitive,
         )
         self.jaxprs = JaxprTable(jaxpr_primitives.values())
         self.barriers = BarrierTables(contributions, self.targets.values(), self._present)
         self.memory = MemoryTables(contributions, self.targets.values())
         self._passes: dict[str, Pass] = unique(
-            "passes named", _with_plugin(contributions, "passes"), lambda entry: entry.name
+            "passes named", with_plugin(contributions, "passes"), lambda entry: entry.name
         )
         self._lifecycles: tuple[KernelLifecycle, ...] = merge_lifecycles(contributions)
         self.executors: dict[str, Executor] = unique(
-            "executors named", _with_plugin(contributions, "executors"), lambda entry: entry.name
+            "executors named", with_plugin(contributions, "executors"), lambda entry: entry.name
         )
         self.translations: dict[str, Translation] = unique(
             "translations of operation",
-            _with_plugin(contributions, "translations"),
+            with_plugin(contributions, "translations"),
             lambda entry: entry.operation,
         )
         self._layout_proposals: dict[str, LayoutProposal] = unique(
             "layout proposals named",
-            _with_plugin(contributions, "layout_proposals"),
+            with_plugin(contributions, "layout_proposals"),
             lambda entry: entry.name,
         )
 
@@ -153,41 +134,22 @@ class Registry:
         semantics: Semantics,
         target: Target,
         avals: Sequence[Any] = (),
-        params: Mapping[str, Any] = _NO_PARAMS,
+        params: Mapping[str, Any] = NO_PARAMS,
         *,
         after: Sequence[LoweringRule] = (),
     ) -> LoweringRule:
-        """The most specific lowering rule for an equation.
-
-        Args:
-          primitive: of the equation.
-          semantics: what one user thread is; rules for those that it falls back to match, too.
-          target: what is compiled for.
-          avals: abstract values of the operands, for rules with a predicate of them.
-          params: parameters of the equation, for the same.
-          after: rules that have been called already, of which each has called the next.
+        """The most specific lowering rule for an equation; see :meth:`RuleTable.find`.
 
         Raises:
           MissingRuleError: there is none; the message says which rules there are, and which plugin
             would provide one.
         """
-        rule = self._lowering.find(primitive, semantics, target, avals, params, after)
+        rule = self.lowering.find(primitive, semantics, target, avals, params, after)
         if rule is None:
             if after:
                 raise no_next_rule("lowering rule", after, target)
             raise self._missing(primitive, semantics, target, avals, params)
         return rule
-
-    def find_lowering_rule(
-        self,
-        primitive: Primitive,
-        semantics: Semantics,
-        target: Target,
-        avals: Sequence[Any] = (),
-        params: Mapping[str, Any] = _NO_PARAMS,
-    ) -> LoweringRule | None:
-        """What :meth:`lowering_rule` returns, or None where it raises."""
-        return self._lowering.find(primitive, semantics, target, avals, params)
 
     def view_rule(self, transform: type) -> ViewRule | None:
         """What a class of transforms of references means, or None if there is none."""
@@ -200,81 +162,18 @@ class Registry:
         """What all transforms of references mean, for listings."""
         return tuple(self._views.values())
 
-    def has_lowering_rule(
-        self,
-        primitive: Primitive,
-        semantics: Semantics,
-        target: Target,
-        avals: Sequence[Any] = (),
-        params: Mapping[str, Any] = _NO_PARAMS,
-    ) -> bool:
-        """Whether :meth:`lowering_rule` would find one."""
-        return self.find_lowering_rule(primitive, semantics, target, avals, params) is not None
-
-    def lowering_rules(self, primitive: Primitive | None = None) -> tuple[LoweringRule, ...]:
-        """All lowering rules, or all those of one primitive, for listings and messages."""
-        return self._lowering.rules(primitive)
-
-    def resource_rules(self, primitive: Primitive | None = None) -> tuple[ResourceRule, ...]:
-        """All resource rules, or all those of one primitive."""
-        return self._resources.rules(primitive)
-
-    def has_resource_rules(self, primitive: Primitive) -> bool:
-        """Whether there is a resource rule of a primitive at all, for any operands and target."""
-        return primitive in self._resources
-
-    def layout_rules(self, primitive: Primitive | None = None) -> tuple[LayoutRule, ...]:
-        """All layout rules, or all those of one primitive."""
-        return self._layouts.rules(primitive)
-
-    def inference_rules(self, primitive: Primitive | None = None) -> tuple[InferenceRule, ...]:
-        """All rules of layout inference, or all those of one primitive."""
-        return self._inference.rules(primitive)
-
-    def resource_rule(
-        self,
-        primitive: Primitive,
-        semantics: Semantics,
-        target: Target,
-        avals: Sequence[Any] = (),
-        params: Mapping[str, Any] = _NO_PARAMS,
-        *,
-        after: Sequence[ResourceRule] = (),
-    ) -> ResourceRule | None:
-        """The most specific resource rule for an equation, or None: it needs nothing by itself.
-
-        For the arguments see :meth:`lowering_rule`.
-        """
-        return self._resources.find(primitive, semantics, target, avals, params, after)
-
     def layout_rule(
         self,
         primitive: Primitive,
         target: Target,
         avals: Sequence[Any] = (),
-        params: Mapping[str, Any] = _NO_PARAMS,
+        params: Mapping[str, Any] = NO_PARAMS,
         *,
         after: Sequence[LayoutRule] = (),
     ) -> LayoutRule | None:
         """The most specific rule that finds hints for an equation's layouts in lane semantics, or
         None. For the arguments see :meth:`lowering_rule`."""
-        return self._layouts.find(primitive, Semantics.LANE, target, avals, params, after)
-
-    def inference_rule(
-        self,
-        primitive: Primitive,
-        semantics: Semantics,
-        target: Target,
-        avals: Sequence[Any] = (),
-        params: Mapping[str, Any] = _NO_PARAMS,
-        *,
-        after: Sequence[InferenceRule] = (),
-    ) -> InferenceRule | None:
-        """The most specific rule of layout inference for an equation, or None: it asks for nothing.
-
-        For the arguments see :meth:`lowering_rule`.
-        """
-        return self._inference.find(primitive, semantics, target, avals, params, after)
+        return self.layouts.find(primitive, Semantics.LANE, target, avals, params, after)
 
     def passes(
         self, stage: Stage | None = None, *, target: Target | None = None
@@ -308,10 +207,6 @@ class Registry:
             one for one in self._lifecycles if target is None or one.target.matches(target)
         )
 
-    def executor_for(self, platform: str) -> Executor | None:
-        """The executor that runs kernels on a JAX platform, or None."""
-        return self.executor_choice(platform).chosen
-
     def executor_choice(self, platform: str) -> ExecutorChoice:
         """Which executor runs kernels on a JAX platform, and why; see :class:`ExecutorChoice`."""
         return choose_executor(self.executors.values(), platform)
@@ -324,7 +219,7 @@ class Registry:
         avals: Sequence[Any],
         params: Mapping[str, Any],
     ) -> MissingRuleError:
-        rules = self.lowering_rules(primitive)
+        rules = self.lowering.rules(primitive)
         name = str(primitive)
         fitting = [
             rule for rule in rules if rule.operands is None or rule.operands.matches(avals, params)
@@ -379,18 +274,3 @@ def no_next_rule(kind: str, called: Sequence[Rule], target: Target) -> MissingRu
         hint="register this rule for fewer cases (operands=, requires=, targets=), or let it do"
         " without another",
     )
-
-
-def _with_plugin(contributions: Iterable[Contribution], field: str) -> Iterator[Any]:
-    """What all plugins contribute of one kind, each with the name of its plugin."""
-    for one in contributions:
-        for entry in getattr(one, field):
-            yield dataclasses.replace(entry, plugin=one.plugin)
-
-
-def _by_primitive(
-    contributions: Iterable[Contribution], field: str, what: str
-) -> dict[Primitive, Any]:
-    """Records of which a primitive has one."""
-    entries = _with_plugin(contributions, field)
-    return unique(f"{what} of primitive", entries, lambda entry: entry.primitive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from pallasite.targets import Target
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
+
+NO_PARAMS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +77,19 @@ class RuleTable[Kind: Rule]:
         primitive: Primitive,
         semantics: Semantics,
         target: Target,
-        avals: Sequence[Any],
-        params: Mapping[str, Any],
+        avals: Sequence[Any] = (),
+        params: Mapping[str, Any] = NO_PARAMS,
         after: Sequence[Kind] = (),
     ) -> Kind | None:
-        """The most specific rule for an equation that is not among ``after``, or None.
+        """The most specific rule for an equation, or None.
+
+        Args:
+          primitive: of the equation.
+          semantics: what one user thread is; rules for those that it falls back to match, too.
+          target: what is compiled for.
+          avals: abstract values of the operands, for rules with a predicate of them.
+          params: parameters of the equation, for the same.
+          after: rules that have been called already, of which each has called the next.
 
         Raises:
           PluginError: several are equally specific, which only their predicates of operands, or a

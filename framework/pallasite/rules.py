@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from pallasite.errors import InvalidValueError
 from pallasite.semantics import Semantics
@@ -101,6 +102,15 @@ type Operands = OperandPredicate | Callable[[Sequence[Any], Mapping[str, Any]], 
 """What ``operands=`` takes: a predicate, a plain function (described by its name), or nothing."""
 
 
+class RuleKeywords(TypedDict, total=False):
+    """What a rule is for, and whose rules it replaces; see :class:`RuleSet`."""
+
+    requires: Iterable[str]
+    targets: Iterable[str]
+    operands: Operands
+    overrides: Iterable[str]
+
+
 class RuleSet:
     """Collects a module's rules by decorators, which stack and return the function unchanged.
 
@@ -125,20 +135,17 @@ class RuleSet:
         self,
         primitive: Primitive,
         *semantics: Semantics,
-        requires: Iterable[str] = (),
-        targets: Iterable[str] = (),
-        operands: Operands = None,
-        overrides: Iterable[str] = (),
         layouts: Literal["any"] | None = None,
         result_layouts: Callable[..., Sequence[Any]] | None = None,
+        **keywords: Unpack[RuleKeywords],
     ) -> Callable[[Function], Function]:
         """Registers ``function(ctx, *operands, **params)`` as a lowering rule of ``primitive``.
 
         Args:
           primitive: the JAX primitive.
           *semantics: where the rule applies; at least one.
-          requires, targets, operands, overrides: see the class.
           layouts, result_layouts: see :class:`LoweringRule`.
+          **keywords: see the class.
         """
         if not semantics:
             raise InvalidValueError(
@@ -152,75 +159,34 @@ class RuleSet:
                 expected='layouts="any", with or without result_layouts, or neither of the two',
                 hint="a rule of layout inference (RuleSet.inference) says what a rule needs",
             )
-        common = _common(primitive, semantics, requires, targets, operands, overrides)
-        common |= {"layouts": layouts, "result_layouts": result_layouts}
-
-        def register(function: Function) -> Function:
-            self.lowering_rules += [
-                LoweringRule(function=function, semantics=one, **common) for one in semantics
-            ]
-            return function
-
-        return register
+        kind = functools.partial(LoweringRule, layouts=layouts, result_layouts=result_layouts)
+        return _collect(self.lowering_rules, kind, primitive, semantics, **keywords)
 
     def resources[Function: Callable[..., Any]](
-        self,
-        primitive: Primitive,
-        *semantics: Semantics,
-        requires: Iterable[str] = (),
-        targets: Iterable[str] = (),
-        operands: Operands = None,
-        overrides: Iterable[str] = (),
+        self, primitive: Primitive, *semantics: Semantics, **keywords: Unpack[RuleKeywords]
     ) -> Callable[[Function], Function]:
         """Registers ``function(ctx, *avals, **params)`` as an estimator rule of ``primitive``.
 
         Args:
           primitive: the JAX primitive.
           *semantics: the semantics of the kernels for which it is; none means all.
-          requires, targets, operands, overrides: see the class.
+          **keywords: see the class.
         """
-        common = _common(primitive, semantics, requires, targets, operands, overrides)
-
-        def register(function: Function) -> Function:
-            self.resource_rules += [
-                ResourceRule(function=function, semantics=one, **common)
-                for one in semantics or (None,)
-            ]
-            return function
-
-        return register
+        return _collect(self.resource_rules, ResourceRule, primitive, semantics, **keywords)
 
     def layout[Function: Callable[..., Any]](
-        self,
-        primitive: Primitive,
-        *,
-        requires: Iterable[str] = (),
-        targets: Iterable[str] = (),
-        operands: Operands = None,
-        overrides: Iterable[str] = (),
+        self, primitive: Primitive, **keywords: Unpack[RuleKeywords]
     ) -> Callable[[Function], Function]:
         """Registers ``function`` as a rule that finds hints for layouts in lane semantics.
 
         Args:
           primitive: the JAX primitive.
-          requires, targets, operands, overrides: see the class.
+          **keywords: see the class.
         """
-        common = _common(primitive, (), requires, targets, operands, overrides)
-
-        def register(function: Function) -> Function:
-            self.layout_rules.append(LayoutRule(function=function, **common))
-            return function
-
-        return register
+        return _collect(self.layout_rules, LayoutRule, primitive, (), **keywords)
 
     def inference[Function: Callable[..., Any]](
-        self,
-        primitive: Primitive,
-        *semantics: Semantics,
-        requires: Iterable[str] = (),
-        targets: Iterable[str] = (),
-        operands: Operands = None,
-        overrides: Iterable[str] = (),
+        self, primitive: Primitive, *semantics: Semantics, **keywords: Unpack[RuleKeywords]
     ) -> Callable[[Function], Function]:
         """Registers ``function(ctx, *operands, **params)`` as a rule of layout inference.
 
@@ -232,18 +198,9 @@ class RuleSet:
           primitive: the JAX primitive.
           *semantics: where it applies, such as ``Semantics.WARP`` for warp-mapped regions; none
             means everywhere.
-          requires, targets, operands, overrides: see the class.
+          **keywords: see the class.
         """
-        common = _common(primitive, semantics, requires, targets, operands, overrides)
-
-        def register(function: Function) -> Function:
-            self.inference_rules += [
-                InferenceRule(function=function, semantics=one, **common)
-                for one in semantics or (None,)
-            ]
-            return function
-
-        return register
+        return _collect(self.inference_rules, InferenceRule, primitive, semantics, **keywords)
 
     def extend(self, *others: RuleSet) -> None:
         """Adds all the rules of ``others``, for a plugin whose rules are in several modules."""
@@ -254,15 +211,18 @@ class RuleSet:
             self.inference_rules += other.inference_rules
 
 
-def _common(
+def _collect[Function: Callable[..., Any]](
+    rules: list[Any],
+    kind: Callable[..., Rule],
     primitive: Primitive,
     semantics: Sequence[Semantics],
-    requires: Iterable[str],
-    targets: Iterable[str],
-    operands: Operands,
-    overrides: Iterable[str],
-) -> dict[str, Any]:
-    """The fields that all kinds of rules have, but for the function and the semantics."""
+    *,
+    requires: Iterable[str] = (),
+    targets: Iterable[str] = (),
+    operands: Operands = None,
+    overrides: Iterable[str] = (),
+) -> Callable[[Function], Function]:
+    """A decorator that adds a function to a list of rules: for some semantics, or for any."""
     for one in semantics:
         if not isinstance(one, Semantics):
             raise InvalidValueError(
@@ -271,12 +231,20 @@ def _common(
                 expected="Semantics.LANE, Semantics.WARP, Semantics.WARPGROUP, or a Semantics of a"
                 " plugin",
             )
-    return {
+    common = {
         "primitive": primitive,
         "target": TargetPredicate(_names("requires", requires), _names("targets", targets)),
         "operands": _operands(primitive, operands),
         "overrides": tuple(sorted(_names("overrides", overrides))),
     }
+
+    def register(function: Function) -> Function:
+        rules.extend(
+            kind(function=function, semantics=one, **common) for one in semantics or (None,)
+        )
+        return function
+
+    return register
 
 
 def _operands(primitive: Primitive, operands: Any) -> OperandPredicate | None:

@@ -213,7 +213,7 @@ def test_pass_that_breaks_the_module_is_named(registry):
         list(function.regions[0].blocks[0].operations)[-1].operation.erase()
 
     registry.append(Pass(name="spoiler", stage="mlir", run=spoil))
-    with pytest.raises(CompilationError, match="pass 'spoiler' left invalid MLIR"):
+    with pytest.raises(CompilationError, match="mlir pass 'spoiler' of plugin 'plugin' left"):
         compile_lowered(_lowered())
 
 
@@ -398,7 +398,7 @@ def test_passes_that_change_nothing(registry, monkeypatch):
     registry.append(Pass(name="looks", stage="mlir", run=lambda module, context: False))
     registry.append(Pass(name="changes", stage="mlir", run=lambda module, context: None))
     assert "ret;" in compile_lowered(_lowered()).ptx
-    assert verified == ["the lowering", "pass 'changes'"]
+    assert verified == ["the lowering", "mlir pass 'changes' of plugin 'plugin'"]
 
 
 def test_texts_are_printed_when_they_are_read():

@@ -9,8 +9,8 @@ from typing import Any
 
 from jax.extend.core import Primitive
 
+from pallasite.extensions import Contribution, RuleSet, Semantics
 from pallasite.plugins import PluginManager
-from pallasite.registry import Contribution, RuleSet, Semantics
 from pallasite.targets import Target
 
 LANE, WARP, WARPGROUP = Semantics.LANE, Semantics.WARP, Semantics.WARPGROUP

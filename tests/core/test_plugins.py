@@ -72,7 +72,7 @@ def test_each_hook_is_called_once_and_only_when_needed():
     plugin_manager = manager(point)
     assert set(plugin_manager.targets()) == {"sm_90", "sm_100", "toy"}
     assert toy.calls == ["targets"]
-    assert plugin_manager.names() == {"twice": "toy.module:twice"}
+    assert plugin_manager.paths("names") == {"twice": "toy.module:twice"}
     assert toy.calls == ["targets", "names"]
     registry = plugin_manager.registry()
     assert registry.lowering_rule(ADD, LANE, TARGET).plugin == "toy"

@@ -10,8 +10,8 @@ from jax.extend.core import Primitive
 
 from pallasite.conflicts import merge_names
 from pallasite.errors import InvalidValueError, MissingRuleError, PluginError
-from pallasite.extensions import Replacement
-from pallasite.registry import Contribution, Executor, Pass, Registry, RuleSet, Semantics
+from pallasite.extensions import Contribution, Executor, Pass, Replacement, RuleSet, Semantics
+from pallasite.registry import Registry
 from pallasite.targets import Target
 
 ADD = Primitive("add")
@@ -78,7 +78,7 @@ def test_winner_matches_and_no_other_matching_rule_is_more_specific(requirements
         found = registry.lowering_rule(ADD, LANE, target)
         assert found.target.features == by_size[max(fitting)]
     else:
-        assert not registry.has_lowering_rule(ADD, LANE, target)
+        assert registry.lowering.find(ADD, LANE, target) is None
 
 
 def test_lookup_is_cached_per_target_object():
@@ -178,9 +178,9 @@ def test_resource_and_layout_rules_conflict_and_override():
     registry = Registry(
         [core, contribution("a", rules()), contribution("b", rules(overrides=("a",)))]
     )
-    assert registry.resource_rule(ADD, LANE, NEW).plugin == "b"
+    assert registry.resources.find(ADD, LANE, NEW).plugin == "b"
     assert registry.layout_rule(ADD, NEW).plugin == "b"
-    assert registry.resource_rule(WGMMA, LANE, NEW) is None
+    assert registry.resources.find(WGMMA, LANE, NEW) is None
     assert registry.layout_rule(WGMMA, NEW) is None
 
 
@@ -290,8 +290,8 @@ def test_executor_of_highest_priority_that_is_available():
         executor("middle", priority=1),
     )
     registry = Registry([Contribution("pallasite", executors=entries)])
-    assert registry.executor_for("cpu").name == "middle"
-    assert registry.executor_for("cuda") is None
+    assert registry.executor_choice("cpu").chosen.name == "middle"
+    assert registry.executor_choice("cuda").chosen is None
 
 
 def is_even(avals, params):
@@ -444,8 +444,8 @@ def test_semantics_fall_back():
     for semantics in (LANE, WARPGROUP, tile):
         assert found(registry, semantics=semantics).semantics is LANE
     assert found(registry, semantics=WARP).semantics is WARP
-    assert registry.has_lowering_rule(WGMMA, tile, NEW)
-    assert not registry.has_lowering_rule(WGMMA, LANE, NEW)
+    assert registry.lowering.find(WGMMA, tile, NEW) is not None
+    assert registry.lowering.find(WGMMA, LANE, NEW) is None
     assert tile.chain == (tile, WARPGROUP, LANE)
     assert tile.extends(LANE) and not tile.extends(WARP)
     assert repr(tile) == "Semantics.TILE"
@@ -466,11 +466,11 @@ def test_rules_of_resources_and_inference_for_one_semantics():
             )
         ]
     )
-    assert registry.resource_rule(ADD, LANE, NEW).function(None) == "all"
-    assert registry.resource_rule(ADD, WARPGROUP, NEW).function(None) == "inferred"
-    assert registry.inference_rule(ADD, WARPGROUP, NEW) is None
-    assert registry.inference_rule(ADD, WARP, NEW).function(None) == "warps"
-    assert registry.inference_rule(ADD, WARP, OLD) is None
+    assert registry.resources.find(ADD, LANE, NEW).function(None) == "all"
+    assert registry.resources.find(ADD, WARPGROUP, NEW).function(None) == "inferred"
+    assert registry.inference.find(ADD, WARPGROUP, NEW) is None
+    assert registry.inference.find(ADD, WARP, NEW).function(None) == "warps"
+    assert registry.inference.find(ADD, WARP, OLD) is None
 
 
 def test_semantics_of_one_name_are_one():

@@ -477,6 +477,46 @@ def with_named_scratch(x, o, *, tile, copied):
     with_scratch(x, o, tile, copied)
 
 
+def with_default(x, o, tile=None):
+    (tile if tile is not None else o)[...] = x[...]
+    o[...] = x[...]
+
+
+def with_named_default(x, o, /, *, tile=None):
+    with_default(x, o, tile)
+
+
+def with_any_references(*refs, tile=None):
+    with_default(*refs, tile)
+
+
+def with_number(number, x, o, tile=None):
+    with_default(x, o, tile)
+
+
+class Body:
+    """Bodies that are no plain functions."""
+
+    def method(self, x, o, tile=None):
+        with_default(x, o, tile)
+
+    __call__ = method
+
+
+def passing_a_number(function):
+    """A decorator whose function takes less than that which it wraps."""
+
+    @functools.wraps(function)
+    def passing(x, o, tile=None):
+        function(3, x, o, tile)
+
+    return passing
+
+
+TILE = SMEM((8, 32), F32)
+NAMED_TILE = {"tile": TILE}
+
+
 @pytest.mark.parametrize(
     ("body", "scratch"),
     [
@@ -485,8 +525,19 @@ def with_named_scratch(x, o, *, tile, copied):
         (lambda x, o, factor=1: copy_body(x, o), []),
         (with_scratch, [SMEM((8, 32), F32), Barrier()]),
         (with_named_scratch, {"tile": SMEM((8, 32), F32), "copied": Barrier()}),
+        (with_default, []),
+        (with_default, [TILE]),
+        (with_default, NAMED_TILE),
+        (with_named_default, NAMED_TILE),
+        (with_any_references, NAMED_TILE),
+        (functools.partial(with_number, 3), [TILE]),
+        (functools.partial(with_number, 3), NAMED_TILE),
+        (Body().method, [TILE]),
+        (Body().method, NAMED_TILE),
+        (Body(), NAMED_TILE),
+        (passing_a_number(with_number), [TILE]),
+        (passing_a_number(with_number), NAMED_TILE),
     ],
-    ids=["plain", "any references", "a default", "scratch", "named scratch"],
 )
 def test_custom_derivatives_and_batching_of_the_kernel_itself(body, scratch):
     copy = kernel(body, out_type=X, scratch_types=scratch)
@@ -513,6 +564,28 @@ def test_custom_derivatives_and_batching_of_the_kernel_itself(body, scratch):
 def test_parameters_have_the_names_of_operands():
     copy = kernel(with_scratch, out_type=X, scratch_types=[SMEM((8, 32), F32), Barrier()])
     assert list(inspect.signature(copy).parameters) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("body", "scratch", "names"),
+    [
+        (with_default, [], ["x"]),
+        (with_default, NAMED_TILE, ["x"]),
+        (with_default, [TILE], ["operands"]),  # The tile, or the output and the tile.
+        (with_named_default, NAMED_TILE, ["x"]),
+        (with_any_references, NAMED_TILE, ["operands"]),
+        (functools.partial(with_number, 3), NAMED_TILE, ["x"]),
+        (functools.partial(with_number, 3), [TILE], ["operands"]),
+        (Body().method, NAMED_TILE, ["x"]),
+        (Body(), NAMED_TILE, ["x"]),
+        (passing_a_number(with_number), NAMED_TILE, ["x"]),
+        (with_scratch, {"tile": TILE, "copied": Barrier()}, ["x"]),
+    ],
+)
+def test_scratch_is_no_parameter_whatever_its_default(body, scratch, names):
+    copy = kernel(body, out_type=X, scratch_types=scratch)
+    assert list(inspect.signature(copy).parameters) == names
+    assert jax.eval_shape(copy, X).shape == X.shape
 
 
 def test_mesh_is_hashable_and_replaceable():

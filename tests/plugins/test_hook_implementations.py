@@ -45,7 +45,7 @@ def test_the_attribute_is_found_when_it_is_asked_for(use, monkeypatch):
     use(cooling="a_library_of_ours:fan")
     monkeypatch.setitem(sys.modules, "a_library_of_ours", types.SimpleNamespace(fan="a fan"))
     assert plugins.manager().implementation("cooling") == "a fan"
-    assert plugins.manager().implementations()["cooling"] == "a_library_of_ours:fan"
+    assert plugins.manager().paths("implementations")["cooling"] == "a_library_of_ours:fan"
 
 
 def test_nobody_has_it():
@@ -114,14 +114,19 @@ class RecordedLayouts:
 def test_a_kernel_is_lowered_with_it(use, monkeypatch):
     """Lane layouts of another author, for which those of the standard library make way."""
     manager = plugins.manager()
-    standard = manager.implementations()
+    standard = manager.paths("implementations")
     RecordedLayouts.original = manager.implementation("lane_layouts")
     monkeypatch.setattr(RecordedLayouts, "asked", [])
     monkeypatch.setitem(
         sys.modules, "a_library_of_ours", types.SimpleNamespace(made=RecordedLayouts)
     )
     paths = {**standard, "lane_layouts": "a_library_of_ours:made"}
-    monkeypatch.setattr(type(manager), "implementations", lambda self: paths)
+    paths_of = type(manager).paths
+    monkeypatch.setattr(
+        type(manager),
+        "paths",
+        lambda self, field: paths if field == "implementations" else paths_of(self, field),
+    )
 
     @plgpu.kernel(
         out_type=VECTOR,

@@ -137,10 +137,10 @@ def ask(found, hook):
     """Calls a hook of all plugins, and merges what they return as users of it do."""
     methods = {
         "pallasite_targets": found.targets,
-        "pallasite_names": found.names,
-        "pallasite_exports": found.exports,
-        "pallasite_front_ends": found.front_ends,
-        "pallasite_implementations": found.implementations,
+        "pallasite_names": lambda: found.paths("names"),
+        "pallasite_exports": lambda: found.paths("exports"),
+        "pallasite_front_ends": lambda: found.paths("front_ends"),
+        "pallasite_implementations": lambda: found.paths("implementations"),
         "pallasite_options": found.options,
         "pallasite_stores": found.stores,
         "pallasite_diagnoses": found.diagnoses,
@@ -274,6 +274,61 @@ def test_records_with_wrong_fields(hook):
             with pytest.warns(plugins.PluginWarning, match="bad-dist 1.7"):
                 ask(found, hook)
             assert f"{field.name}=" in found.plugins()[0].error
+
+
+def renamed(hook, name):
+    """What a hook may return but for a name."""
+    value = SAMPLES[hook]()
+    if isinstance(value, dict):
+        return dict.fromkeys([name], next(iter(value.values())))
+    primitive = {"primitive": Primitive(name)} if hasattr(value, "primitive") else {}
+    own = {field: name for field in ("name", "operation") if hasattr(value, field)}
+    return [dataclasses.replace(value, **(primitive or own))]
+
+
+_NAMED = [
+    hook
+    for hook, make in SAMPLES.items()
+    if isinstance(make(), dict)
+    or (
+        dataclasses.is_dataclass(make())
+        and any(hasattr(make(), field) for field in ("name", "operation", "primitive"))
+        and hook not in ("pallasite_options", "pallasite_memory_spaces")
+    )
+]
+
+
+_WRONG_NAMES = ("", " ", "two words", "two,names", "a=b", "line\n", 3, None)
+
+
+@pytest.mark.parametrize(
+    ("hook", "name"),
+    [
+        (hook, name)
+        for hook in _NAMED
+        for name in _WRONG_NAMES
+        if hook != "pallasite_diagnoses" or not name  # Which any text may be.
+    ],
+)
+def test_names_that_no_option_could_list(hook, name):
+    returned = renamed(hook, name)
+    found = manager(FakeEntryPoint("bad", lambda: plugin(hook, lambda: returned), dist=DIST))
+    with pytest.warns(plugins.PluginWarning, match="bad-dist 1.7"):
+        ask(found, hook)
+        found.registry()
+    assert f"{hook} of plugin 'bad' (bad-dist 1.7) returned the wrong thing" in (
+        found.plugins()[0].error
+    )
+    assert repr(name) in found.plugins()[0].error
+
+
+@pytest.mark.parametrize("name", ["", " ", "two words", "two,names", 3])
+def test_names_of_plugins_that_no_option_could_list(name):
+    found = manager()
+    with pytest.raises(PluginError, match="a plugin has a wrong name") as error:
+        found.register(plugin("pallasite_targets", lambda: [TOY]), name)
+    assert error.value.got == repr(name) and "without blanks" in error.value.expected
+    assert found.plugins() == ()
 
 
 _OWN = ("pallasite_options", "pallasite_diagnoses")

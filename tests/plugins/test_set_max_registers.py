@@ -12,9 +12,9 @@ import pallasite_hopper.plugin
 import pallasite_std.plugin
 from pallasite import gpu
 from pallasite.errors import InvalidTypeError, InvalidValueError, MissingRuleError
+from pallasite.extensions import Semantics
 from pallasite.ir.context import make_context
 from pallasite.plugins import PluginManager
-from pallasite.registry import Semantics
 from pallasite.target_selection import find_target
 from pallasite_std.rules.registers import set_max_registers_p
 

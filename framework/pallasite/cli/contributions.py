@@ -11,7 +11,8 @@ from pallasite import config
 from pallasite.plugins import CORE, PluginWarning, manager
 
 if TYPE_CHECKING:
-    from pallasite.registry import Registry, Rule
+    from pallasite.extensions import Rule
+    from pallasite.registry import Registry
 
 
 def providers(names: Callable[[], Iterable[str]]) -> dict[str, str]:
@@ -39,10 +40,10 @@ def counts(registry: Registry) -> dict[str, dict[str, int]]:
     """
     found: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     kinds: dict[str, tuple[Rule, ...]] = {
-        "lowering rules": registry.lowering_rules(),
-        "resource rules": registry.resource_rules(),
-        "layout rules": registry.layout_rules(),
-        "inference rules": registry.inference_rules(),
+        "lowering rules": registry.lowering.rules(),
+        "resource rules": registry.resources.rules(),
+        "layout rules": registry.layouts.rules(),
+        "inference rules": registry.inference.rules(),
     }
     for kind, rules in kinds.items():
         for rule in rules:

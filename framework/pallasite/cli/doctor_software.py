@@ -74,7 +74,7 @@ def plugins() -> list[Check]:
     with quiet():
         try:
             registry = manager().registry()
-            rules, passes = registry.lowering_rules(), registry.passes()
+            rules, passes = registry.lowering.rules(), registry.passes()
             text = f"{len(rules)} lowering rules, {len(passes)} passes, no contradictions"
             checks += [Check("registry", text), *_disabled_passes({one.name for one in passes})]
         except Exception as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pallasite
@@ -61,7 +62,7 @@ def _load() -> str:
         manager().registry()
         manager().instructions()
         manager().stores()
-        manager().exports()
+        manager().paths("exports")
     except PluginError as error:
         return str(error)
     return ""
@@ -84,13 +85,13 @@ def _rows(contradiction: str) -> list[_Row]:
         rules = counts(registry)
         for kind, plugin_of in (
             ("targets", providers(manager.targets)),
-            ("names", providers(manager.names)),
-            ("names of pallasite", providers(manager.exports)),
+            ("names", providers(partial(manager.paths, "names"))),
+            ("names of pallasite", providers(partial(manager.paths, "exports"))),
             ("memory spaces", providers(manager.memory_spaces)),
             ("layouts", {entry.name: entry.plugin for entry in manager.layouts().values()}),
             ("layout proposals", {one.name: one.plugin for one in registry.layout_proposals()}),
-            ("front ends", providers(manager.front_ends)),
-            ("implementations", providers(manager.implementations)),
+            ("front ends", providers(partial(manager.paths, "front_ends"))),
+            ("implementations", providers(partial(manager.paths, "implementations"))),
             ("passes", {entry.name: entry.plugin for entry in registry.passes()}),
             ("lifecycles", {entry.name: entry.plugin for entry in registry.lifecycles()}),
             ("executors", {one.name: one.plugin for one in registry.executors.values()}),

@@ -8,10 +8,13 @@ from typing import Any
 
 from pallasite import plugins
 from pallasite.codegen import ptx as ptx_emission
+from pallasite.codegen.assembler import Assembly
 from pallasite.codegen.assembler import assemble as assemble_ptx
 from pallasite.codegen.assembler import disassemble as disassemble_cubin
+from pallasite.codegen.changes import refused_first
 from pallasite.codegen.compiled import CompiledKernel, LoweredKernel, ModuleText
 from pallasite.codegen.llvm_ir import translate
+from pallasite.errors import CompilationError
 from pallasite.ir.context import bytecode
 from pallasite.passes.pipeline import PassContext, run_stage
 
@@ -58,7 +61,7 @@ def compile_lowered(
     resources, cubin, sass = lowered.resources, None, None
     if assemble or disassemble:
         with context.timed("ptxas"):
-            assembly = assemble_ptx(ptx, lowered.name)
+            assembly = _assemble(ptx, context)
         resources, cubin = assembly.add_to(resources), assembly.cubin
     if cubin is not None and disassemble:
         with context.timed("disassemble"):
@@ -83,7 +86,20 @@ def compile_lowered(
         timings=tuple(context.timings),
         layouts=layouts,
         plugin_options=_plugin_options(lowered),
+        location=context.spec and context.spec.location,
+        changes=tuple(context.changes),
     )
+
+
+def _assemble(ptx: str, context: PassContext) -> Assembly:
+    """Machine code of a kernel; an error names the pass of a plugin that left what is refused."""
+    try:
+        return assemble_ptx(ptx, context.kernel)
+    except CompilationError as error:
+        found = refused_first(error, context.ptx, lambda text: assemble_ptx(text, context.kernel))
+        if found is None:
+            context.changes[:] = [one for one in context.changes if one.stage != "ptx"]
+        raise found or error from None
 
 
 def _plugin_options(lowered: LoweredKernel) -> tuple[tuple[str, str, str], ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
+from pallasite.errors import SourceLocation
 from pallasite.launch import Allocation as Allocation
 from pallasite.launch import ArrayParameter as ArrayParameter
 from pallasite.launch import Buffer as Buffer
@@ -16,6 +18,25 @@ from pallasite.launch import TensorMapParameter as TensorMapParameter
 from pallasite.lowering.layout_report import LayoutReport as LayoutReport
 from pallasite.lowering.result import LoweredKernel as LoweredKernel
 from pallasite.targets import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A pass of a plugin that changed a kernel: stage, name, its plugin, and that with version."""
+
+    stage: str
+    name: str
+    plugin: str
+    label: str
+
+    def __str__(self) -> str:
+        return f"{self.stage} pass {self.name!r} of plugin {self.label}"
+
+    @property
+    def hint(self) -> str:
+        """How to compile without it."""
+        passes, plugins = "PALLASITE_DISABLE_PASSES", "PALLASITE_DISABLE_PLUGINS"
+        return f"{passes}={self.name} or {plugins}={self.plugin} compiles without it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +58,8 @@ class CompiledKernel:
       layouts: what layout inference chose and converts, and why; None under lane semantics, or if
         it was not kept.
       plugin_options: what the kernel gave plugins: plugin, option and its value as text.
+      location: where the body is defined.
+      changes: the passes of plugins that changed it.
     """
 
     name: str
@@ -52,6 +75,14 @@ class CompiledKernel:
     timings: tuple[tuple[str, float], ...] = ()
     layouts: LayoutReport | None = None
     plugin_options: tuple[tuple[str, str, str], ...] = ()
+    location: SourceLocation | None = None
+    changes: tuple[Change, ...] = ()
+
+    def attributed_errors(self) -> contextlib.AbstractContextManager[None]:
+        """A ``with`` block whose errors have the kernel's line, and name what changed it."""
+        from pallasite.codegen.changes import attributed_errors
+
+        return attributed_errors(self.changes, self.name, self.location)
 
     def __getstate__(self) -> dict[str, Any]:
         """Its fields, all of them plain data."""

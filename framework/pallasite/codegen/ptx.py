@@ -131,11 +131,22 @@ def parsed(llvm: str) -> Iterator[Any]:
         except RuntimeError as error:
             raise _parse_error(str(error), llvm) from None
         with module:
-            try:
-                module.verify()
-            except RuntimeError as error:
-                raise _verification_error(str(error), llvm) from None
+            verify(module, "", llvm)
             yield module
+
+
+def verify(module: Any, after: str, llvm: str = "") -> None:
+    """Raises CompilationError if an llvmlite module is not valid.
+
+    Args:
+      module: the module.
+      after: who left it.
+      llvm: its text, if that is known.
+    """
+    try:
+        module.verify()
+    except RuntimeError as error:
+        raise _verification_error(str(error), llvm or str(module), after) from None
 
 
 def _parse_error(message: str, llvm: str) -> CompilationError:
@@ -153,13 +164,13 @@ def _parse_error(message: str, llvm: str) -> CompilationError:
     )
 
 
-def _verification_error(message: str, llvm: str) -> CompilationError:
+def _verification_error(message: str, llvm: str, after: str) -> CompilationError:
     """The first complaint of the verifier, at the source line of the instruction that it shows."""
     complaint, _, rest = message.strip().partition("\n")
     shown = rest.strip().splitlines()
     instruction = shown[0].strip() if shown else None
     return CompilationError(
-        f"LLVM refused the code: {complaint}",
+        f"LLVM refused the code{after and f' that {after} left'}: {complaint}",
         got=instruction,
         hint="PALLASITE_DUMP=directory keeps the text of every stage",
         location=location_in_llvm(instruction or "", llvm),

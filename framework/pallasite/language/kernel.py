@@ -127,22 +127,20 @@ def _location_of(body: Callable[..., Any]) -> SourceLocation | None:
 
 
 def _signature_of(body: Callable[..., Any]) -> inspect.Signature | None:
+    """The parameters of what is called itself, not of a function that it wraps."""
     try:
-        return inspect.signature(body)
+        return inspect.signature(body, follow_wrapped=False)
     except (TypeError, ValueError):
         return None
 
 
-def _name_parameters(
-    function: Any, body: Callable[..., Any], before: int, after: int, count: int | None = None
-) -> None:
-    """Gives a function's parameters the names that the body has between others, if it has."""
+def _positional(body: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a body that are given by position; none if it takes any number of them."""
     signature = _signature_of(body)
     given = [] if signature is None else list(signature.parameters.values())
-    given = [one for one in given if count or one.default is one.empty]
-    last, kinds = len(given) - after, {one.kind for one in given}
-    if count in (None, last - before) and kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD}:
-        function.__signature__ = inspect.Signature(given[before:last])
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    several = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in given)
+    return [] if several else [one for one in given if one.kind in kinds]
 
 
 def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
@@ -200,9 +198,7 @@ class _Kernel:
         self.name = str(mesh.kernel_name or getattr(_function_of(body), "__name__", "kernel"))
         self.traced: dict[Any, tuple[KernelSpec, list[Any], Any]] = {}
         functools.update_wrapper(self, _function_of(body), updated=())
-        # The body's parameters are outputs and scratch, too.
-        self.__signature__ = inspect.signature(self.__call__)
-        _name_parameters(self, body, 0, len(self.out_type) + len(self.scratch_types))
+        self.__signature__ = self.operand_signature()
 
     def __call__(self, *operands: Any) -> Any:
         flat, in_tree = jax.tree.flatten(operands)
@@ -217,6 +213,20 @@ class _Kernel:
         results = list(map(_keys, results, jax.tree.leaves(self.out_type)))
         outputs = jax.tree.unflatten(out_tree, results)
         return outputs[0] if self.single_output else outputs
+
+    def operand_signature(self) -> inspect.Signature:
+        """The parameters of the body that are operands: they come before outputs and scratch."""
+        scratch = self.scratch_types
+        named = isinstance(scratch, Mapping)
+        given = [one for one in _positional(self.body) if not (named and one.name in scratch)]
+        needed = [one for one in given if one.default is one.empty]
+        count = len(needed) - len(self.out_type) - (0 if named else len(scratch))
+        # A parameter with a default is scratch, or given by nobody; if it may be either, only the
+        # number of operands in a call tells which ones they are.
+        unclear = len(needed) < len(given) and not named and bool(scratch)
+        if count < 0 or not given or unclear:
+            return inspect.signature(self.__call__)
+        return inspect.Signature(needed[:count])
 
     def trace(self, in_avals: tuple[Any, ...], in_tree: Any) -> tuple[KernelSpec, list[Any], Any]:
         """The spec for these operand types, the captured values and the tree of the outputs.
@@ -277,7 +287,9 @@ class _Kernel:
             if isinstance(self.scratch_types, Mapping):
                 pl.run_scoped(run, **self.scratch_types, collective_axes=axes)
             else:
-                _name_parameters(run, self.body, len(refs), 0, len(self.scratch_types))
+                names = _positional(self.body)[len(refs) :][: len(self.scratch_types)]
+                if len(names) == len(self.scratch_types):
+                    run.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
                 pl.run_scoped(run, *self.scratch_types, collective_axes=axes)
 
     def check_signature(

@@ -19,7 +19,7 @@ from pallasite.language.effects import communication_effect
 from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
-from pallasite.language.tracing import KernelEnvironment
+from pallasite.language.tracing import kernel_environment
 
 
 class BatchAxis:
@@ -233,7 +233,7 @@ def _batch(
         values.append(value if is_ref or dim is None else jnp.moveaxis(value, dim, 0))
         batched.append(dim is not None)
     mesh = spec.mesh.replace(grid=(size, *spec.mesh.grid), grid_names=(axis, *spec.mesh.grid_names))
-    with KernelEnvironment(mesh):
+    with kernel_environment(mesh):
         jaxpr = plugins.manager().implementation("batch_kernel")(
             spec.jaxpr, [*batched, *[True] * len(spec.out_avals)], axis, size
         )

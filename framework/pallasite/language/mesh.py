@@ -6,10 +6,10 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pallasite import _jax
+from pallasite import _jax, config
 from pallasite.language import checks
 from pallasite.language.effects import memory_effect, tensor_core_pipeline_effect
 from pallasite.language.memory import MemorySpace
@@ -140,11 +140,11 @@ class Mesh(_jax.PallasMesh):  # type: ignore[misc]
         """Always an error: a kernel runs on one mesh."""
         raise checks.unsupported("a kernel runs on one mesh", got=other_mesh)
 
-    @contextlib.contextmanager
-    def tracing_context(self) -> Iterator[None]:
+    def tracing_context(self) -> contextlib.AbstractContextManager[None]:
         """Lets ``pl.program_id`` and ``pl.num_programs`` know the grid while the body is traced."""
-        with _jax.tracing_grid_env(tuple(self.shape.values()), ()):
-            yield
+        grid: contextlib.AbstractContextManager[None]
+        grid = _jax.tracing_grid_env(tuple(self.shape.values()), ())
+        return grid
 
     def replace(self, **changes: Any) -> Mesh:
         """A copy with some fields changed."""
@@ -195,14 +195,9 @@ class WarpMesh(_jax.PallasMesh):  # type: ignore[misc]
         """Always an error: a warp region has one mesh."""
         raise checks.unsupported("a warp region has one mesh", got=other_mesh)
 
-    @contextlib.contextmanager
-    def tracing_context(self) -> Iterator[None]:
+    def tracing_context(self) -> contextlib.AbstractContextManager[None]:
         """The grid is that of the kernel around; see :func:`in_warp_region`."""
-        token = _in_warp_region.set(True)
-        try:
-            yield
-        finally:
-            _in_warp_region.reset(token)
+        return config.bound(_in_warp_region, True)
 
 
 _in_warp_region = contextvars.ContextVar("in_warp_region", default=False)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallasite import _jax, garbage, plugins
+from pallasite import _jax, config, garbage, plugins
 from pallasite.errors import InvalidValueError, SourceLocation
 from pallasite.language.memory import GMEM
 from pallasite.language.mesh import Mesh
@@ -26,33 +26,13 @@ def traced_mesh() -> Mesh | None:
     return _mesh.get()
 
 
-class KernelEnvironment:
-    """Everything that the body of a kernel may rely on while it is traced."""
-
-    def __init__(self, mesh: Mesh):
-        self.contexts = (
-            _set(mesh),
-            mesh.tracing_context(),
-            _jax.extend_axis_env(list(mesh.shape.items())),
-            _jax.no_check_of_varying_axes(),
-        )
-
-    def __enter__(self) -> None:
-        for context in self.contexts:
-            context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for context in reversed(self.contexts):
-            context.__exit__(*error)
-
-
 @contextlib.contextmanager
-def _set(mesh: Mesh) -> Iterator[None]:
-    before = _mesh.set(mesh)
-    try:
+def kernel_environment(mesh: Mesh) -> Iterator[None]:
+    """Everything that the body of a kernel may rely on while it is traced."""
+    axes = _jax.extend_axis_env(list(mesh.shape.items()))
+    varying = _jax.no_check_of_varying_axes()
+    with config.bound(_mesh, mesh), mesh.tracing_context(), axes, varying:
         yield
-    finally:
-        _mesh.reset(before)
 
 
 def identifier(name: str) -> str:
@@ -102,7 +82,7 @@ def trace_kernel(
     in_avals = tuple(_jax.ShapedArray(aval.shape, aval.dtype) for aval in in_avals)
     ref_avals = [_gmem_ref(aval) for aval in (*in_avals, *out_avals)]
     info = _jax.make_debug_info("pallasite kernel", body, ref_avals, name)
-    with KernelEnvironment(mesh), garbage.uncollected():
+    with kernel_environment(mesh), garbage.uncollected():
         jaxpr, _ = _jax.trace_to_jaxpr(body, ref_avals, debug_info=info)
     captured: list[Any] = []
     if jaxpr.consts:
@@ -185,7 +165,7 @@ def _lift_captured(
         for value in captured
     ]
     avals = [*avals[:num_inputs], *lifted_avals, *avals[num_inputs:]]
-    with KernelEnvironment(mesh):
+    with kernel_environment(mesh):
         new, _ = _jax.trace_to_jaxpr(
             body, avals, debug_info=_jax.make_debug_info("pallasite kernel", body, avals, name)
         )

@@ -15,6 +15,7 @@ from pallasite.ir import ops
 from pallasite.semantics import Semantics
 
 if TYPE_CHECKING:
+    from pallasite.extensions import LoweringRule
     from pallasite.jaxpr_table import JaxprTable
     from pallasite.launch import DeviceMesh
     from pallasite.layouts.registers import Layout
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pallasite.lowering.resources import Resources
     from pallasite.lowering.state import StateKey
     from pallasite.lowering.strategy import LayoutStrategy
-    from pallasite.registry import LoweringRule, Registry
+    from pallasite.registry import Registry
     from pallasite.targets import Target
 
 type Value = Any

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pallasite.registry import LayoutRule, Registry, no_next_rule
+from pallasite.extensions import LayoutRule
+from pallasite.registry import Registry, no_next_rule
 from pallasite.targets import Target
 
 if TYPE_CHECKING:

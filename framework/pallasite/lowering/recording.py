@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pallasite import config
 from pallasite.errors import SourceLocation
 from pallasite.lowering.layout_report import ArrayLayout, LayoutReport, SharedLayout
 
@@ -168,11 +169,8 @@ _active: contextvars.ContextVar[Recording | None] = contextvars.ContextVar(
 def recording() -> Iterator[list[KernelLayouts]]:
     """Records the layouts of the kernels that are compiled inside, in the order of compilation."""
     made = Recording()
-    token = _active.set(made)
-    try:
+    with config.bound(_active, made):
         yield made.kernels
-    finally:
-        _active.reset(token)
 
 
 def active() -> Recording | None:

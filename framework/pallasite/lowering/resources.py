@@ -19,12 +19,13 @@ from pallasite.errors import (
     SourceLocation,
     UnsupportedError,
 )
+from pallasite.extensions import ResourceRule, Semantics
 from pallasite.jaxpr_table import Region, inputs_of
 from pallasite.jaxpr_visitor import Visitor
 from pallasite.launch import Allocation
 from pallasite.lowering.equations import errors_at_equation as errors_at_equation
 from pallasite.lowering.geometry import Geometry
-from pallasite.registry import Registry, ResourceRule, Semantics, no_next_rule
+from pallasite.registry import Registry, no_next_rule
 from pallasite.resource import Resource
 from pallasite.targets import Target
 
@@ -220,7 +221,7 @@ class EstimatorContext:
         Raises:
           MissingRuleError: there is none.
         """
-        rule = self.registry.resource_rule(
+        rule = self.registry.resources.find(
             self.rules[-1].primitive, self.semantics, self.target, avals, params, after=self.rules
         )
         if rule is None:
@@ -271,9 +272,9 @@ class _Estimate(Visitor[Any]):
 
     def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         ctx, rule = self.ctx, None
-        if ctx.registry.has_resource_rules(equation.primitive):
+        if equation.primitive in ctx.registry.resources:
             with errors_at_equation(equation):
-                rule = ctx.registry.resource_rule(
+                rule = ctx.registry.resources.find(
                     equation.primitive, ctx.semantics, ctx.target, operands, equation.params
                 )
         if equation.primitive not in self.table:

@@ -4,7 +4,7 @@ A kernel goes through four stages. What a pass gets and returns is at stage
 
 * ``"jaxpr"`` a closed or open jaxpr,
 * ``"mlir"`` an ``ir.Module``, which is verified after each pass of a plugin,
-* ``"llvm"`` an llvmlite module,
+* ``"llvm"`` an llvmlite module, which is, too,
 * ``"ptx"`` a string.
 
 With the option ``dump`` (``PALLASITE_DUMP=directory``) each stage is written to
@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pallasite import config, files, plugins
+from pallasite.codegen import ptx
+from pallasite.codegen.compiled import Change
 from pallasite.codegen.translation.locations import source_location
 from pallasite.errors import CompilationError, ConfigError, PallasiteError
 from pallasite.extensions import Pass, Stage
@@ -38,8 +40,9 @@ _EXTENSIONS: dict[str, str] = {"jaxpr": "txt", "mlir": "mlir", "llvm": "ll", "pt
 _FIRST_NUMBER: dict[str, int] = {"jaxpr": 0, "mlir": 20, "llvm": 40, "ptx": 60}
 
 _IMMUTABLE = ("jaxpr", "ptx")
-_OWN = (plugins.CORE, plugins.STANDARD)  # Their passes are not verified.
 """Stages that a pass changes only by returning something."""
+_OWN = (plugins.CORE, plugins.STANDARD)
+"""Plugins whose passes are not verified."""
 
 
 @dataclasses.dataclass
@@ -55,6 +58,8 @@ class PassContext:
       shared: what passes leave for others.
       timings: seconds by name of pass or step, in order; the pipeline appends to it.
       llvm: at stage ``"llvm"``, the text that the module was made from.
+      changes: the passes of plugins that changed the kernel.
+      ptx: those at stage ``"ptx"``, each with the text before it.
     """
 
     kernel: str
@@ -65,6 +70,8 @@ class PassContext:
     shared: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
     timings: list[tuple[str, float]] = dataclasses.field(default_factory=list)
     llvm: str = dataclasses.field(default="", repr=False)
+    changes: list[Change] = dataclasses.field(default_factory=list)
+    ptx: list[tuple[Change, str]] = dataclasses.field(default_factory=list, repr=False)
     _numbers: dict[str, Iterator[int]] = dataclasses.field(default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -160,11 +167,42 @@ def run_stage(
             raise wrong_value(what, result, f"what stage {stage!r} holds, a {type(value).__name__}")
         if result is None and stage in _IMMUTABLE:
             continue
-        value = value if result is None else result
-        if stage == "mlir" and entry.plugin not in _OWN and not unchanged:
-            verify(value, f"pass {entry.name!r}")
+        before, value = value, value if result is None else result
+        if entry.plugin not in _OWN and not unchanged:
+            _note_change(entry, before, value, context)
         context.dump(stage, entry.name, lambda: _text(stage, value))  # noqa: B023
     return value
+
+
+def _note_change(entry: Pass, before: Any, value: Any, context: PassContext) -> None:
+    """Notes that a pass of a plugin may have changed a kernel, and checks what it left."""
+    if entry.stage in _IMMUTABLE and (
+        value is before or (entry.stage == "ptx" and value == before)
+    ):
+        return
+    change = _change(entry)
+    context.changes.append(change)
+    if entry.stage == "mlir":
+        verify(value, str(change))
+        found = [one.attributes for one in value.body.operations]
+        names = [one["sym_name"].value for one in found if "sym_name" in one]
+    elif entry.stage == "llvm":
+        ptx.verify(value, str(change))
+        names = [one.name for one in value.functions if not one.is_declaration]
+    elif entry.stage == "ptx":
+        context.ptx.append((change, before))
+        names = re.findall(r"\.entry\s+([\w$]+)", value)
+    if entry.stage != "jaxpr" and context.kernel not in names:
+        raise CompilationError(
+            f"{change} left no kernel {context.kernel!r}",
+            got=", ".join(names) or "nothing",
+            expected="the kernel, under its name",
+        )
+
+
+def _change(entry: Pass) -> Change:
+    label = plugins.manager().label(entry.plugin)
+    return Change(entry.stage, entry.name, entry.plugin, label)
 
 
 def _is_like(result: Any, value: Any) -> bool:
@@ -207,15 +245,20 @@ def _attributed(entry: Pass) -> Iterator[None]:
 
     try:
         yield
-    except PallasiteError:
+    except PallasiteError as error:
+        if entry.plugin not in _OWN:
+            error.add_note(f"  in {_change(entry)}")
+        raise
+    except KeyboardInterrupt as error:
+        error.add_note(f"in {_change(entry)}")
         raise
     except ir.MLIRError as error:
-        raise mlir_error(error, f"pass {entry.name!r} failed") from None
-    except Exception as error:
+        failure = mlir_error(error, f"{_change(entry)} failed")
+        failure.hint = _change(entry).hint
+        raise failure from None
+    except (Exception, SystemExit) as error:
         raise CompilationError(
-            f"pass {entry.name!r} of plugin {plugins.manager().label(entry.plugin)} failed:"
-            f" {type(error).__name__}: {error}",
-            hint=f"PALLASITE_DISABLE_PASSES={entry.name} switches it off",
+            f"{_change(entry)} failed: {type(error).__name__}: {error}", hint=_change(entry).hint
         ) from error
 
 

@@ -278,6 +278,7 @@ def _compile(request: _Request) -> CompiledKernel:
 
 def _compile_anew(request: _Request) -> CompiledKernel:
     # These are heavy, and not needed for a kernel that is on disk.
+    from pallasite.codegen.changes import attributed_errors
     from pallasite.codegen.compile import compile_lowered
     from pallasite.ir.context import lent_context
     from pallasite.lowering.entry import lower_kernel
@@ -286,11 +287,12 @@ def _compile_anew(request: _Request) -> CompiledKernel:
     _count("compiles")
     spec = request.spec
     context = PassContext(spec.name, request.target, spec.params, spec.mesh, spec)
-    jaxpr = run_stage("jaxpr", spec.jaxpr, context)
-    if jaxpr is not spec.jaxpr:
-        spec = spec.replace(jaxpr=jaxpr)
-    start = time.perf_counter()
-    with lent_context() as mlir:
+    errors = attributed_errors(context.changes, spec.name, spec.location)
+    with errors, lent_context() as mlir:
+        jaxpr = run_stage("jaxpr", spec.jaxpr, context)
+        if jaxpr is not spec.jaxpr:
+            spec = spec.replace(jaxpr=jaxpr)
+        start = time.perf_counter()
         lowered = lower_kernel(spec, request.target, device_mesh=request.device_mesh, context=mlir)
         seconds = time.perf_counter() - start
         if lowered.inference is not None:

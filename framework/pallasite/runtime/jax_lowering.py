@@ -173,7 +173,7 @@ def _mesh_kernel_spec(
     aliases: tuple[tuple[int, int], ...],
     debug: bool,
 ) -> KernelSpec:
-    make_spec = plugins.manager().front_end("mesh_kernel")
+    make_spec = plugins.manager().named("front_ends", "mesh_kernel")
     spec: KernelSpec = make_spec(
         jaxprs,
         meshes,
@@ -208,7 +208,7 @@ def _pallas_call_spec(
     aliases: tuple[tuple[int, int], ...],
     debug: bool,
 ) -> KernelSpec:
-    make_spec = plugins.manager().front_end("pallas_call")
+    make_spec = plugins.manager().named("front_ends", "pallas_call")
     spec: KernelSpec = make_spec(
         jaxpr, grid_mapping, compiler_params, name=name, input_output_aliases=aliases, debug=debug
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from pallasite import config
 from pallasite.targets import Target
 
 
@@ -35,14 +36,11 @@ def current() -> Override:
     return _current.get()
 
 
-@contextlib.contextmanager
-def override(run: Callable[..., Any] | None = None, target: Target | None = None) -> Iterator[None]:
+def override(
+    run: Callable[..., Any] | None = None, target: Target | None = None
+) -> contextlib.AbstractContextManager[None]:
     """Sets both for programs that are lowered within the block, by this thread.
 
     A function that ``jax.jit`` has compiled before is not lowered again.
     """
-    token = _current.set(Override(run, target))
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return config.bound(_current, Override(run, target))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from jax.extend.pallas import register_lowering_rule
@@ -15,28 +16,15 @@ from pallasite.language.kernel_call import effects_of_pallas
 from pallasite.language.params import CompilerParams
 
 
-def _lower_kernel_call(*args: Any, **kwargs: Any) -> Any:
-    from pallasite.runtime import jax_lowering
+def _rule(name: str) -> Callable[..., Any]:
+    """A lowering rule of :mod:`pallasite.runtime.jax_lowering`, imported when it is called."""
 
-    return jax_lowering.lower_kernel_call(*args, **kwargs)
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        from pallasite.runtime import jax_lowering
 
+        return getattr(jax_lowering, name)(*args, **kwargs)
 
-def _lower_pallas_call(*args: Any, **kwargs: Any) -> Any:
-    from pallasite.runtime import jax_lowering
-
-    return jax_lowering.lower_pallas_call(*args, **kwargs)
-
-
-def _lower_pallas_call_elsewhere(*args: Any, **kwargs: Any) -> Any:
-    from pallasite.runtime import jax_lowering
-
-    return jax_lowering.lower_pallas_call_elsewhere(*args, **kwargs)
-
-
-def _lower_mesh_kernel(*args: Any, **kwargs: Any) -> Any:
-    from pallasite.runtime import jax_lowering
-
-    return jax_lowering.lower_mesh_kernel(*args, **kwargs)
+    return lower
 
 
 def _kernel_errors() -> contextlib.AbstractContextManager[None]:
@@ -55,18 +43,18 @@ def _forget_programs() -> None:
 
 config.on_change(_forget_programs)
 execution.register(
-    execution.Runtime(lower_kernel_call=_lower_kernel_call, kernel_errors=_kernel_errors)
+    execution.Runtime(lower_kernel_call=_rule("lower_kernel_call"), kernel_errors=_kernel_errors)
 )
-register_lowering_rule(CompilerParams, _lower_pallas_call, "gpu")
-for _primitive, _rule, _platforms in (
-    (_jax.pallas_call_p, _lower_pallas_call_elsewhere, (None, "cpu")),
-    (_jax.mpmd_map_p, _lower_mesh_kernel, (None, "cuda", "cpu")),
+register_lowering_rule(CompilerParams, _rule("lower_pallas_call"), "gpu")
+for _primitive, _name, _platforms in (
+    (_jax.pallas_call_p, "lower_pallas_call_elsewhere", (None, "cpu")),
+    (_jax.mpmd_map_p, "lower_mesh_kernel", (None, "cuda", "cpu")),
 ):
     _jax.add_effects(_primitive, functools.partial(effects_of_pallas, _primitive))
     _otherwise = _jax.default_lowering(_primitive)
     for _platform in _platforms:
         _jax.register_lowering(
             _primitive,
-            functools.partial(_rule, otherwise=_otherwise, platform=_platform),
+            functools.partial(_rule(_name), otherwise=_otherwise, platform=_platform),
             platform=_platform,
         )

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (makes NumPy know names such as bfloat16)
 import numpy as np
 
-from pallasite.codegen.compiled import CompiledKernel, ModuleText
+from pallasite.codegen.compiled import Change, CompiledKernel, ModuleText
 from pallasite.errors import SourceLocation
 from pallasite.launch import (
     Allocation,
@@ -43,6 +43,7 @@ _RECORDS: dict[str, type] = {
         ArrayLayout,
         ArrayParameter,
         Buffer,
+        Change,
         CompiledKernel,
         HiddenOperand,
         HiddenResult,

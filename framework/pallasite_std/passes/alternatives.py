@@ -55,7 +55,7 @@ def check_alternatives(equation: Any, caller: SourceLocation | None) -> None:
     """
     primitive = equation.primitive
     found = ALTERNATIVES.get(primitive.name)
-    if found is not None and not plugins.registry().lowering_rules(primitive):
+    if found is not None and not plugins.registry().lowering.rules(primitive):
         raise MissingRuleError(
             f"there is no {primitive.name} in kernels",
             expected="a function of the list in docs/functions.md",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pallasite import _jax
 from pallasite.barrier_kinds import BarrierRole, BarrierUse
 from pallasite.errors import InternalError, PallasiteError, SourceLocation
+from pallasite.extensions import InferenceRule, LoweringRule, Semantics
 from pallasite.ir import types
 from pallasite.language.memory import MemorySpace, memory_space_of
 from pallasite.layouts.memory import MemoryLayout
@@ -47,7 +48,7 @@ from pallasite.lowering.inference.views import (
 from pallasite.lowering.layout_report import Insertion
 from pallasite.lowering.memory_access import memory_access
 from pallasite.memory_events import GENERIC, EventContext, EventKind, Proxy
-from pallasite.registry import InferenceRule, LoweringRule, Semantics, no_next_rule
+from pallasite.registry import no_next_rule
 
 if TYPE_CHECKING:
     from pallasite.lowering.inference.walk import Walk
@@ -96,7 +97,7 @@ class InferenceContext:
     def find_rule(self, params: Mapping[str, Any]) -> InferenceRule | None:
         """The most specific rule for the equation that is not being called yet."""
         kernel = self.walk.kernel
-        return kernel.registry.inference_rule(
+        return kernel.registry.inference.find(
             self.equation.primitive,
             self.semantics,
             kernel.target,
@@ -108,7 +109,7 @@ class InferenceContext:
     def lowering_rule(self) -> LoweringRule | None:
         """The rule that will lower the equation, or None, of which lowering complains."""
         kernel = self.walk.kernel
-        return kernel.registry.find_lowering_rule(
+        return kernel.registry.lowering.find(
             self.equation.primitive,
             self.semantics,
             kernel.target,

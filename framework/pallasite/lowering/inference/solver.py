@@ -200,12 +200,6 @@ class Solver:
 
     # Sums ---------------------------------------------------------------------------------------
 
-    def cost_of(self, factor: Factor) -> float:
-        """What a factor costs by its weight, in the layouts that were chosen."""
-        layouts = [self.labels[self._problem.group(v)] for v in factor.variables]
-        memory = [self.memory[choice] for choice in factor.choices]
-        return factor.weight * factor.cost(layouts, memory)
-
     def _cost(self, known: KnownFactor, changes: Mapping[int, Layout] = _NOTHING) -> int:
         return known.cost(changes, self.labels, [self.memory[choice] for choice in known.choices])
 

@@ -11,9 +11,9 @@ from pallasite.lowering.inference.values import AbstractValue, MemoryValue
 from pallasite.memory_events import EventKind
 
 if TYPE_CHECKING:
+    from pallasite.extensions import LoweringRule
     from pallasite.lowering.inference.context import InferenceContext
     from pallasite.lowering.inference.views import View
-    from pallasite.registry import LoweringRule
 
 
 def with_any_layouts(

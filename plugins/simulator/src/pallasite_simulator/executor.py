@@ -68,6 +68,11 @@ def execute(compiled: CompiledKernel, inputs: Sequence[Array]) -> list[Array]:
 
 
 def _execute(compiled: CompiledKernel, inputs: Sequence[Array]) -> tuple[list[Array], str]:
+    with compiled.attributed_errors():
+        return _run(compiled, inputs)
+
+
+def _run(compiled: CompiledKernel, inputs: Sequence[Array]) -> tuple[list[Array], str]:
     arrays = Arrays(compiled, inputs)
     if launches_nothing(compiled.launch):
         return arrays.untouched(), ""
@@ -216,7 +221,8 @@ def make_launch(compiled: CompiledKernel, arrays: Arrays, **further: Any) -> Lau
     """
     launch = compiled.launch
     multiprocessors = compiled.target.multiprocessors or MULTIPROCESSORS
-    program = load(compiled.ptx, compiled.name, multiprocessors)
+    with compiled.attributed_errors():
+        program = load(compiled.ptx, compiled.name, multiprocessors)
     places: dict[tuple[BufferKind, int], int] = {}
     pointers: list[Pointer] = []
     arguments: list[Argument] = []
