@@ -187,12 +187,6 @@ class LaunchParameters:
         hidden = {one.input for one in self.hidden_operands}
         return tuple(one for number, one in enumerate(self.inputs) if number not in hidden)
 
-    @property
-    def caller_outputs(self) -> tuple[Buffer, ...]:
-        """The outputs that the kernel's caller gets."""
-        hidden = {one.output for one in self.hidden_results}
-        return tuple(one for number, one in enumerate(self.outputs) if number not in hidden)
-
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:

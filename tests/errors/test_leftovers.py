@@ -92,8 +92,10 @@ def test_error_in_a_pass(cache, stage):
         with pytest.raises(CompilationError) as caught:
             pallasite.compile(kernel, array(128, 64), target="sm_90")
         assert str(caught.value) == (
-            "pass 'fails' of plugin 'failing' (in process) failed: RuntimeError: no\n"
-            "  try: PALLASITE_DISABLE_PASSES=fails switches it off"
+            f"{kernel.location}: {stage} pass 'fails' of plugin 'failing' (in process) failed:"
+            " RuntimeError: no\n"
+            "  try: PALLASITE_DISABLE_PASSES=fails or PALLASITE_DISABLE_PLUGINS=failing compiles"
+            " without it"
         )
     finally:
         plugins.unregister("failing")

@@ -62,7 +62,7 @@ def assemble(ptx: str, name: str, *, line_info: bool = True) -> Assembly:
       CompilationError: there is no assembler, or it refuses the PTX; in this case with the source
         line of the kernel.
     """
-    program = _require(find_tool("ptxas"), "assemble")
+    program = find_assembler()
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     if target is None:
         raise CompilationError("PTX without a .target directive")
@@ -163,6 +163,11 @@ def disassemble(cubin: bytes) -> str:
                 return done.stdout
             failure = done.stderr.strip()
     raise CompilationError(f"the machine code cannot be disassembled: {failure}")
+
+
+def find_assembler() -> pathlib.Path:
+    """Where ``ptxas`` is; raises CompilationError if it was not found."""
+    return _require(find_tool("ptxas"), "assemble")
 
 
 def _require(tool: Tool, verb: str) -> pathlib.Path:

@@ -278,12 +278,15 @@ def _compile(request: _Request) -> CompiledKernel:
 
 def _compile_anew(request: _Request) -> CompiledKernel:
     # These are heavy, and not needed for a kernel that is on disk.
+    from pallasite.codegen.assembler import find_assembler
     from pallasite.codegen.changes import attributed_errors
     from pallasite.codegen.compile import compile_lowered
     from pallasite.ir.context import lent_context
     from pallasite.lowering.entry import lower_kernel
     from pallasite.passes.pipeline import PassContext, run_stage
 
+    if request.assemble:
+        find_assembler()  # If it is missing, no line of the kernel is to blame.
     _count("compiles")
     spec = request.spec
     context = PassContext(spec.name, request.target, spec.params, spec.mesh, spec)
