@@ -8,8 +8,10 @@ Approximate forms are one or two instructions and flush denormals to zero.
 
 from __future__ import annotations
 
+import functools
+
 from pallasite_std.math.constants import LN2, LOG2_E, parts
-from pallasite_std.math.hardware import Hardware
+from pallasite_std.math.hardware import Hardware, single
 from pallasite_std.math.values import Real, polynomial, power_of_two
 
 # expm1(r) = r + r^2 Q(r) on |r| <= ln(2) / 2; relative errors 2**-26 (of r Q) and 2**-61.
@@ -51,15 +53,36 @@ def _exp_single(x: Real, hardware: Hardware, low: Real | None, halve: bool) -> R
     shift makes it the exponent of the scale.
     """
     high, rest = parts(LOG2_E, x.format, 2)
-    fraction = hardware.fma_saturate(x, x.constant(high / 252), x.constant(0.5))
     shifter = float(3 << 22) + 1
+    n_at_zero = shifter + (125 if halve else 126)
+    if low is None:
+        found = hardware.assembled(_exp_text(high, rest, shifter, n_at_zero), x)
+        if found is not None:
+            return found
+    fraction = hardware.fma_saturate(x, x.constant(high / 252), x.constant(0.5))
     shifted = hardware.fma_down(fraction, x.constant(252.0), x.constant(shifter))
-    minus_n = x.constant(shifter + (125 if halve else 126)) - shifted
+    minus_n = x.constant(n_at_zero) - shifted
     reduced = x.times_plus(rest, x.times_plus(high, minus_n))
     if low is not None:
         reduced = low.times_plus(high, reduced)
     scale = (shifted.bits() << 23).real()
     return hardware.exp2_flush(reduced) * scale
+
+
+@functools.cache
+def _exp_text(high: float, rest: float, shifter: float, n_at_zero: float) -> str:
+    """The instructions of :func:`_exp_single`."""
+    steps = (
+        f"fma.rn.sat.f32 s, $1, {single(high / 252)}, {single(0.5)};",
+        f"fma.rm.f32 s, s, {single(252.0)}, {single(shifter)};",
+        f"sub.rn.f32 r, {single(n_at_zero)}, s;",
+        f"fma.rn.f32 r, $1, {single(high)}, r;",
+        f"fma.rn.f32 r, $1, {single(rest)}, r;",
+        "shl.b32 s, s, 23;",
+        "ex2.approx.ftz.f32 r, r;",
+        "mul.rn.f32 $0, r, s;",
+    )
+    return "\n\t".join(("{", ".reg .f32 r, s;", *steps, "}"))
 
 
 def _exp_double(x: Real, low: Real | None, halve: bool) -> Real:

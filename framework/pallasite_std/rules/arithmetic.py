@@ -12,6 +12,7 @@ from pallasite.plugin import RuleSet, Semantics, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.lowering import RegisterArray, RuleContext, elementwise
 from pallasite_std.math import conversion, power
+from pallasite_std.math.hardware import hardware_of
 from pallasite_std.math.precision import reduce_precision
 from pallasite_std.math.table import BINARY, UNARY
 from pallasite_std.memory.bounds import indices_of
@@ -85,7 +86,8 @@ BINARY_PRIMITIVES = {
 def unary(ctx: RuleContext, name: str, x: RegisterArray, dtype: Any) -> RegisterArray:
     """Applies a function of the math library to every element."""
     function, approximate = UNARY[name], ctx.params.approx_math
-    return x.map(lambda value: function(value, x.dtype, approximate), dtype)
+    hardware = hardware_of(ctx.target.compute_capability)
+    return x.map(lambda value: function(value, x.dtype, approximate, hardware), dtype)
 
 
 def binary(
