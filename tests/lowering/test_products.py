@@ -93,3 +93,22 @@ def test_vectors_of_columns_stay_whole(dtype: Any, semantics: Any) -> None:
     ptx = pallasite.compile(kernel, x, target="sm_90a").ptx
     assert "st.shared.b32" in ptx
     assert not re.search(r"(ld|st)\.shared\.b16", ptx)
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((129, 8), np.int8), ((129, 16), np.float16), ((129, 3, 8), np.int16)]
+)
+def test_rows_that_threads_run_across(shape: tuple[int, ...], dtype: Any, semantics: Any) -> None:
+    """Vectors of columns become a row, which memory that has columns together cannot take."""
+    x = np.random.default_rng(0).integers(-99, 99, shape).astype(dtype)
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct(shape[::-1], dtype),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = x_ref[...].T
+
+    with pallasite.config.scoped(sanitize=True):
+        np.testing.assert_array_equal(kernel(x), x.T)

@@ -179,7 +179,10 @@ def _best_order(source: Layout, target: RegisterLayout, bits: int) -> MemoryLayo
         order = [dim for dim in range(len(source.shape)) if dim != last] + [last]
         steps = row_major([source.shape[dim] for dim in order], bits).dims
         found = rows.with_dims([steps[order.index(dim)] for dim in range(len(order))])
-        passes, count = _accesses(source, target, found)
+        try:
+            passes, count = _accesses(source, target, found)
+        except InvalidValueError:  # Threads run across the boundaries of rows, not of columns.
+            continue
         if passes <= least[0] and count < least[1]:
             best, least = found, (passes, count)
     return best
