@@ -50,15 +50,20 @@ _MORE = (
     _Tile(256, 9e6, 4),
     _Tile(320, 9e6, 3),
     _Tile(384, 9e6, 3),
+    _Tile(512, 9e6, 2),
 )
 _MOST_COLUMNS = 256
 """Rows of the other operand: with more, multiplying takes as long as reading."""
 _LARGEST = 128 * 320
 """Elements of a tile at most: so many sums fill the registers of two warpgroups."""
 _LEAST_TILES = 70
-"""Where there are fewer, blocks have to share the steps along k."""
+"""Where there are fewer of the smallest ones, blocks have to share the steps along k."""
+_MANY_COLUMNS, _MANY_LEAST_TILES = 128, 85
+"""With more rows of the other operand than that, fewer tiles take longer to multiply."""
 _FILLED = 0.93
 """The share of several rounds that the tiles of ``_MORE`` have to fill."""
+_SUFFICIENT = 4
+"""Stages that suffice with these, where there is no room for those that they should have."""
 _PIECE = 32
 """Columns of the epilogue at a time at most with them: more would take a stage's room."""
 
@@ -72,7 +77,7 @@ def one_round_config(sizes: Sizes) -> MatmulConfig | None:
         return None
     few = sizes.m <= _FEW_COLUMNS
     tile = _few(sizes) if few else _more(sizes)
-    if tile is None or _tiles(sizes, tile) < _LEAST_TILES:
+    if tile is None:
         return None
     rows, columns = tile.rows, _columns(sizes, tile)
     epilogue = min(columns, 128 // sizes.out_size)
@@ -85,7 +90,7 @@ def one_round_config(sizes: Sizes) -> MatmulConfig | None:
         stages=2,
         split="n" if _halves_columns(tile) else "m",
         group=1,
-        warpgroups=1 if rows <= 128 else 2,
+        warpgroups=1 if rows <= 128 and rows * columns <= 128 * 128 else 2,
         epilogue_n=epilogue if few else min(epilogue, _PIECE),
         resident=resident,
         evict_first=True,
@@ -97,15 +102,15 @@ def one_round_config(sizes: Sizes) -> MatmulConfig | None:
         least = _STAGES_BEYOND
     room = config.shared_limit - config.staging_bytes(sizes.out_size)
     stages = min(max(wanted, least), tile.most, room // config.stage_bytes(sizes.size))
-    if stages < (2 if few else least):
+    if stages < (2 if few else min(least, _SUFFICIENT)):
         return None
     return dataclasses.replace(config, stages=stages)
 
 
-def _few(sizes: Sizes) -> _Tile:
+def _few(sizes: Sizes) -> _Tile | None:
     """The tile for few rows of the other operand."""
     if _tiles(sizes, _FEW[0]) < _LEAST_TILES:
-        return _SHORT
+        return _SHORT if _tiles(sizes, _SHORT) >= _LEAST_TILES else None
     one = (tile for tile in _FEW if _tiles(sizes, tile) <= H200.multiprocessors)
     largest = (tile for tile in _FEW if tile.rows in (256, 512))
     return next(one, None) or max(largest, key=lambda tile: _filled(sizes, tile))
@@ -113,9 +118,12 @@ def _few(sizes: Sizes) -> _Tile:
 
 def _more(sizes: Sizes) -> _Tile | None:
     """The same for more of them; None where no tile that registers hold fills its rounds."""
+    least = _LEAST_TILES if sizes.m <= _MANY_COLUMNS else _MANY_LEAST_TILES
     held = [tile for tile in _MORE if tile.rows * _columns(sizes, tile) <= _LARGEST]
     one = (tile for tile in _MORE if _tiles(sizes, tile) <= H200.multiprocessors)
     found = next(one, None)
+    if found is not None and _tiles(sizes, found) < least:
+        return None
     if found is None:
         several = (tile for tile in reversed(held) if _filled(sizes, tile) >= _FILLED)
         found = next(several, None)
