@@ -196,6 +196,12 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
         Program("sum of rows", (245, 13), "float32", WARPGROUP),
         Program("max of rows", (129, 5), "int64", WARPGROUP),
         Program("bias", (251, 210), "int8", WARPGROUP),
+        Program("joined along rows", (176, 7), "float8_e4m3fn", WARPGROUP),
+        Program("exchanged axes", (8, 31, 2), "float32", LANE),
+        Program("exchanged axes", (19, 49, 2), "float8_e5m2", LANE),
+        Program("first row", (32, 30, 2), "bfloat16", WARPGROUP),
+        Program("stacked", (31, 63), "float16", LANE),
+        Program("stacked", (63, 31), "float16", LANE),
     ],
     ids=str,
 )

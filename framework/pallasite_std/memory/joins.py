@@ -15,7 +15,7 @@ from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import RegisterLayout, padded, row_major
 from pallasite.plugin.lowering import RegisterArray, RuleContext
 from pallasite_std.memory.access import plan_access
-from pallasite_std.memory.ordering import Elements, load_elements, ordering_code
+from pallasite_std.memory.ordering import Elements, load_elements, ordering_code, quotient
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.row_parts import operand, parts_of
 from pallasite_std.memory.scratch import ordered, room_for, viewed
@@ -129,7 +129,7 @@ def row_elements(
         row = ops.i32_constant(0)
         column = number
         if rows > 1:
-            row = ops.divide_unsigned(number, width // unit)
+            row = quotient(number, width // unit, rows * (width // unit))
             column = ops.arith.subi(number, ops.multiply(row, width // unit))
         found: ir.Value | None = None
         before = 0

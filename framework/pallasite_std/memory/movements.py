@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,9 @@ _STEP = 4
 
 _DIRECT = 14
 """Instructions of a movement without shared memory beside its accesses."""
+
+_SPREAD = 20
+"""Those by which a thread finds out which copy of which element it stores."""
 
 _LOAD_GUARD, _STORE_GUARD, _TAIL = 5, 3, 10
 """Instructions for accesses that only some threads make, and of ends of rows."""
@@ -223,20 +226,25 @@ def _ranges(size: int, count: int) -> Iterator[list[tuple[int, int]]]:
 def direct(movement: Movement, bits: int) -> Direct | None:
     """Loads and stores by which threads move elements without shared memory, where that is about as
     little code as loops are, or accesses are wide; else None."""
-    found = [one for one in (_by_pieces(movement, bits), *_by_lines(movement, bits)) if one]
-    found = [one for one in found if one.words(bits) <= _MOST_WORDS]
-    best = min(found, key=lambda one: one.instructions, default=None)
+    found = [
+        _by_pieces(_pieces(movement, bits), bits),
+        _by_pieces(_spread(movement, bits), bits, _SPREAD),
+        *_by_lines(movement, bits),
+    ]
+    few = [one for one in found if one is not None and one.words(bits) <= _MOST_WORDS]
+    best = min(few, key=lambda one: one.instructions, default=None)
     if best is None:
         return None
     most = _MOST_CODE if best.narrowest >= _WIDE else loop_code(movement)
     return best if best.instructions <= most else None
 
 
-def _by_pieces(movement: Movement, bits: int) -> Direct | None:
-    """Each thread stores what it loads wherever it belongs."""
+def _by_pieces(pieces: Iterable[Piece], bits: int, further: int = 0) -> Direct | None:
+    """Each thread stores what it loads wherever it belongs; there are so many ``further``
+    instructions."""
     found = []
-    instructions, narrowest = _DIRECT, 16
-    for piece in _pieces(movement, bits):
+    instructions, narrowest = _DIRECT + further, 16
+    for piece in pieces:
         if len(piece.starts) > _MOST_COPIES or piece.memory.size < 2:
             return None
         best = min(_candidates(piece, bits), key=lambda one: one[:2], default=None)
@@ -245,7 +253,7 @@ def _by_pieces(movement: Movement, bits: int) -> Direct | None:
         found.append((piece, best[2]))
         instructions += best[0]
         narrowest = min(narrowest, best[1])
-    return Direct(tuple(found), instructions, narrowest)
+    return Direct(tuple(found), instructions, narrowest) if found else None
 
 
 def _by_lines(movement: Movement, bits: int) -> Iterator[Direct]:
@@ -326,6 +334,14 @@ def _pieces(movement: Movement, bits: int) -> Iterator[Piece]:
         yield _piece(strip.source, strip.start, kept, tuple(starts_), bits)
 
 
+def _spread(movement: Movement, bits: int) -> Iterator[Piece]:
+    """What is repeated, with the copies over the threads, too, which load the same."""
+    if isinstance(movement, View) and any(not extent.stride for extent in movement.extents):
+        inner = [math.prod(e.size for e in movement.extents[n + 1 :]) for n in _numbers(movement)]
+        kept = [(e.size, e.stride, to) for e, to in zip(movement.extents, inner, strict=True)]
+        yield _piece(0, movement.offset, kept, (0,), bits)
+
+
 def _numbers(movement: View) -> range:
     return range(len(movement.extents))
 
@@ -382,4 +398,5 @@ def _alignment(start: int, bits: int) -> int:
 
 def _code(plan: AccessPlan, guard: int) -> int:
     guards = {access.guards for access in plan.accesses} - {()}
-    return len(plan.everything) + guard * len(guards) + _TAIL * len(plan.tail)
+    accesses = {(access.offset, access.guards) for access in plan.everything}
+    return len(accesses) + guard * len(guards) + _TAIL * len(plan.tail)

@@ -31,6 +31,9 @@ _MOVES = 3
 _MOVE = 10
 """Instructions of one of these, about."""
 
+_MOST_THREADS = 1024
+"""Of a block (PTX ISA, ``%tid``)."""
+
 _BARRIER = 4
 """Instructions that are not needed where threads load what they keep."""
 
@@ -251,13 +254,41 @@ def _offset(number: ir.Value, extents: Sequence[Extent], unit: int) -> ir.Value:
     steps = [extent.stride for extent in extents]
     sizes[-1], steps[-1] = sizes[-1] // unit, steps[-1] * unit
     total = ops.multiply(number, steps[-1])
-    rest = number
+    rest, limit = number, math.prod(sizes)
     for place in reversed(range(len(sizes) - 1)):
-        rest = ops.divide_unsigned(rest, sizes[place + 1])
+        rest = quotient(rest, sizes[place + 1], limit)
+        limit //= sizes[place + 1]
         factor = steps[place] - sizes[place + 1] * steps[place + 1]
         if factor:
             total = ops.add(total, ops.multiply(rest, factor))
     return total
+
+
+def quotient(number: ir.Value, divisor: int, limit: int) -> ir.Value:
+    """Unsigned quotient of a number (i32) by a positive number, of a number below a limit.
+
+    Two instructions, where LLVM, which knows no limit, takes five for some divisors: with a
+    ``factor`` that is ``2**shift / divisor``, rounded up, ``number * factor / 2**shift`` is too
+    large by less than ``1 / divisor`` as long as ``number * (factor * divisor - 2**shift)`` is
+    below ``2**shift``.
+    """
+    known = limit <= _MOST_THREADS  # LLVM knows that of numbers of threads.
+    for shift in range(32) if _is_long(divisor) and not known else ():
+        factor = -(-(1 << shift) // divisor)
+        if (limit - 1) * factor >= 1 << 32:
+            break
+        if (limit - 1) * (factor * divisor - (1 << shift)) < 1 << shift:
+            return ops.divide_unsigned(ops.multiply(number, factor), 1 << shift)
+    return ops.divide_unsigned(number, divisor)
+
+
+def _is_long(divisor: int) -> bool:
+    """Whether the quotient of any number (i32) is more than the upper half of a product, shifted:
+    of an odd divisor, for which the factor has 33 bits."""
+    if divisor % 2 == 0:
+        return False
+    factors = ((n, -(-(1 << 32 + n) // divisor)) for n in range(divisor.bit_length()))
+    return not any(f < 1 << 32 and f * divisor - (1 << 32 + n) <= 1 << n for n, f in factors)
 
 
 def _unit(view: MemoryReference) -> int:

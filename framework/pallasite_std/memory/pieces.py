@@ -58,8 +58,21 @@ def from_pieces(pieces: Sequence[tuple[ir.Value, int]], whole: ir.Value) -> ir.V
     return ops.bitcast(ops.from_elements(words), vector)
 
 
-def piece_of(registers: Sequence[ir.Value], parts: Sequence[Source], element_bits: int) -> ir.Value:
-    """The value that stores elements of registers, as an integer if it is less than a word."""
+def piece_of(
+    registers: Sequence[ir.Value],
+    parts: Sequence[Source],
+    element_bits: int,
+    in_branch: bool = False,
+) -> ir.Value:
+    """The value that stores elements of registers, as an integer if it is less than a word.
+
+    Args:
+      registers: of an array.
+      parts: the elements.
+      element_bits: bits of each.
+      in_branch: whether the registers were made before a branch, which pairs of bytes would come
+        to as two values, and be put together and taken apart.
+    """
     (register, first), size = parts[0], len(parts) * element_bits // 8
     value = registers[register]
     total = ops.vector_length(value) * element_bits // 8
@@ -68,4 +81,7 @@ def piece_of(registers: Sequence[ir.Value], parts: Sequence[Source], element_bit
     if 0 < size < _WORD <= total and list(parts) == run and start % _HALF == 0:
         halves = ops.bitcast(value, ir.VectorType.get((total // _HALF,), _integer(_HALF)))
         return ops.cast_integer(ops.extract(halves, start // _HALF), _integer(size))
+    if in_branch and size == 1 and total == _HALF:
+        both = ops.divide_unsigned(ops.bitcast(value, _integer(_HALF)), 1 << 8 * start)
+        return ops.cast_integer(both, _integer(1))
     return gather(registers, [list(parts)])[0]

@@ -112,7 +112,13 @@ def access_addresses(
             base = ops.byte_pointer(reference.pointer, reference.byte_offset(offset))
             start = reference.byte_offset(reference.offset)
             return lambda access: ops.byte_pointer(base, start + access.offset * bits // 8)
-        base = ops.element_pointer(reference.pointer, offset, element)
+        vectors = [term.stride for term in plan.thread_terms if term.owner is Owner.LANE]
+        if plain and vectors in ([2], [4], [8]) and any(one.guards for one in plan.everything):
+            # As bytes, of which there is a multiple anyway: in each branch, LLVM would multiply
+            # elements again.
+            base = ops.byte_pointer(reference.pointer, reference.byte_offset(offset))
+        else:
+            base = ops.element_pointer(reference.pointer, offset, element)
         if condition is not None and plain:
             base = ops.arith.select(condition, base, reference.pointer)
         return lambda access: ops.element_pointer(base, reference.offset + access.offset, element)
@@ -336,7 +342,7 @@ def store_array(
     for guards, accesses in guarded_groups(everything).items():
         with where_elements(launch, layout, guards):
             for access in accesses:
-                value = piece_of(values, access.parts, plan.element_bits)
+                value = piece_of(values, access.parts, plan.element_bits, bool(guards))
                 store(value, address_of(access), alignment=access.bytes(plan))
         if guards and only_block and not reference.space.is_shared:
             # Else LLVM repeats what follows in either branch, up to where it branches like that

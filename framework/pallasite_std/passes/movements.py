@@ -45,6 +45,9 @@ _THREADS = LANES * WARPS
 _FEW = 4 * 128
 """Elements, at most, that are transposed without shared memory."""
 
+_NEAR = 4
+"""Elements from one that is loaded to the next, at most, if caches make up for those between."""
+
 _SHORT = 32
 """Elements of a row, at most, of which quotients say where they are from."""
 
@@ -310,12 +313,13 @@ class _Kernel:
         # All is loaded before something is stored, where that may be the same memory.
         return parts == 1 or (parts > 1 and not self.aliased)
 
-    def _is_short(self, movement: Movement, size: int, bits: int) -> bool:
-        """Whether threads have few elements, which they store where they belong; under lane
-        semantics, loads follow what becomes of them."""
+    def _is_short(self, movement: View, size: int, bits: int) -> bool:
+        """Whether threads have few elements, which they store where they belong, or neighbours load
+        what is near each other; under lane semantics, loads follow what becomes of them."""
         spec = self.context.spec
         planned = spec is not None and spec.params.semantics.extends(Semantics.WARPGROUP)
-        return planned and size <= _FEW and direct(movement, bits) is not None
+        near = 0 < movement.extents[-1].stride <= _NEAR
+        return (near or (planned and size <= _FEW)) and direct(movement, bits) is not None
 
 
 def _bits(aval: Any) -> int:
