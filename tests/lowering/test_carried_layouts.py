@@ -39,8 +39,25 @@ def turned_while(x: Any) -> Any:
     return lax.while_loop(lambda carry: carry[0] * carry[0] < 5, turn, (jnp.int32(0), x))[1]
 
 
+def small_or_taken(x: Any) -> Any:
+    few = x[0, :4]
+    return lax.cond(few[1] > 0, lambda: few + 1, lambda: taken(few))
+
+
+def taken(x: Any) -> Any:
+    """By numbers that all lanes hold, so that they may hold the result, too."""
+    return jnp.take(x * 2, x.astype(jnp.int32) & 3, 0, mode="clip")
+
+
+def taken_often(x: Any) -> Any:
+    return lax.fori_loop(0, (x[0, 0] > 0).astype(jnp.int32) + 2, lambda _, y: taken(y), x[1, :4])
+
+
 @pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
-@pytest.mark.parametrize("function", [sliced_or_turned, one_of_three, turned_often, turned_while])
+@pytest.mark.parametrize(
+    "function",
+    [sliced_or_turned, one_of_three, turned_often, turned_while, small_or_taken, taken_often],
+)
 def test_results_have_one_layout(function: Callable[[Any], Any], semantics: Any) -> None:
     x = np.random.default_rng(5).integers(-40, 40, (64, 13)).astype(np.float32)
 
@@ -54,6 +71,39 @@ def test_results_have_one_layout(function: Callable[[Any], Any], semantics: Any)
     )
     found = simulate(pallasite.compile(kernel, x, target="sm_90a"), x).outputs[0]
     np.testing.assert_array_equal(found, jax.jit(function)(x))
+
+
+WIDE = plgpu.Layout.WG_STRIDED((16, 8), vec_size=1)
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "sums": lambda x: lax.cumsum(x, 0),
+    "products": lambda x: lax.cumprod(x, 1),
+    "maxima": lambda x: lax.cummax(x, 0, reverse=True) + 1,
+    "padded": lambda x: lax.pad(x, np.int32(5), [(1, -1, 0), (0, 0, 0)]),
+    "cast": lambda x: plgpu.layout_cast(x, WIDE) * 2,
+}
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS, ids=str)
+@pytest.mark.parametrize("name", STEPS)
+def test_equal_elements_become_different_ones(name: str, semantics: Any) -> None:
+    """What a loop carries holds one number first, and is distributed by what its body does."""
+    count = np.array([3], np.int32)
+
+    def repeated(trips: Any, step: Callable[[Any], Any]) -> Any:
+        start = jnp.full((16, 8), 2, jnp.int32)
+        return lax.fori_loop(0, trips, lambda _, x: step(x), start)
+
+    def body(in_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = repeated(in_ref[0], STEPS[name])
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((16, 8), jnp.int32),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    found = simulate(pallasite.compile(kernel, count, target="sm_90a"), count).outputs[0]
+    expected = repeated(3, STEPS[name] if name != "cast" else lambda x: x * 2)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("semantics", SEMANTICS, ids=str)

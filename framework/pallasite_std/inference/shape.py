@@ -85,6 +85,7 @@ def moved(
     run: int | None = None,
     counted: bool = True,
     by_rows: bool = False,
+    varying: bool | None = None,
 ) -> AbstractValue:
     """The result of an equation that moves the elements of its first operand, through scratch
     memory unless it works between two layouts by renaming registers.
@@ -96,8 +97,13 @@ def moved(
       run: consecutive elements that stay so; None if that is not known.
       counted: whether code counts that moves elements one by one in such layouts.
       by_rows: whether the operand is stored to rows that do not follow each other in memory.
+      varying: whether elements differ where those of the operand do not.
     """
-    result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result(varying=False)
+    result = (
+        ctx.result(None, x, varying=varying)
+        if isinstance(x, ArrayValue)
+        else ctx.result(varying=False)
+    )
     moves(ctx, 0, x, result, exact, run, counted, by_rows)
     return result
 
@@ -167,10 +173,10 @@ def _pad(
     ctx: InferenceContext, x: AbstractValue, *_: AbstractValue, **params: Any
 ) -> AbstractValue:
     if not isinstance(x, ArrayValue) or x.bits < 8:
-        return moved(ctx, x)
+        return moved(ctx, x, varying=True)
     rows = whole_rows(x.shape, 1)
     ctx.proposes(x, [] if rows is None else [rows])
-    return moved(ctx, x, by_rows=True)
+    return moved(ctx, x, by_rows=True, varying=True)
 
 
 @rules.inference(primitives.dynamic_slice_p)
@@ -293,7 +299,8 @@ def _counting(layout: Layout, _: Layout) -> float:
 def _layout_cast(ctx: InferenceContext, x: AbstractValue, *, new_layout: Any) -> AbstractValue:
     aval = ctx.avals_in[0]
     layout = new_layout.resolve(tuple(aval.shape), aval.dtype)
-    result = ctx.result(None, x) if isinstance(x, ArrayValue) else ctx.result()
+    distributed = isinstance(layout, RegisterLayout)
+    result = ctx.result(None, x, varying=distributed) if isinstance(x, ArrayValue) else ctx.result()
     if isinstance(layout, RegisterLayout):
         ctx.needs(0, x, layout, "the program casts to this layout")
         ctx.makes(result, layout, "the program casts to this layout")

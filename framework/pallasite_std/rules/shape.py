@@ -208,23 +208,20 @@ def _in_one_layout(
     layouts = {array.layout for array in whole}
     if len(layouts) < 2 or ctx.in_warp:
         return list(arrays)
-    if not all(is_anonymous(layout) or _is_everywhere(layout) for layout in layouts):
+    if not all(map(is_anonymous, layouts)):
         return list(arrays)
     target = ctx.layout_hint if ctx.layout_hint in layouts else whole[0].layout
     assert target is not None
     return [relayout(ctx, a, target) if a in whole else a for a in arrays]
 
 
-def _is_everywhere(layout: Layout) -> bool:
-    """Whether each lane holds all elements: such layouts of small arrays may have a name without
-    anybody having chosen it."""
-    digits = layout.digits if isinstance(layout, RegisterLayout) else ()
-    return all(digit.owner in (Owner.REGISTER, Owner.VECTOR) for digit in digits)
-
-
 def is_anonymous(layout: Layout) -> bool:
-    """Whether a layout is one that rules choose by themselves."""
-    return describe(layout).startswith(("strided", "["))
+    """Whether a layout is one that rules choose by themselves. Those in which each lane holds all
+    elements of a small array may have a name without anybody having chosen it."""
+    if not isinstance(layout, RegisterLayout):
+        return False
+    everywhere = all(digit.owner in (Owner.REGISTER, Owner.VECTOR) for digit in layout.digits)
+    return everywhere or describe(layout).startswith(("strided", "["))
 
 
 def _stretched(array: RegisterArray, target: RegisterLayout) -> RegisterArray:
