@@ -17,7 +17,7 @@ TOGETHER = [
     ("accesses", "exchange", "sanitizer", "wrong"),
     ("attention_gradients", "experts", "replicated"),
     ("attention_programs", "products"),
-    ("multicast", "network", "traps", "tuning"),
+    ("empty", "multicast", "network", "traps", "tuning"),
 ]
 ALONE = [(name,) for name in MODULES if not any(name in names for names in TOGETHER)]
 

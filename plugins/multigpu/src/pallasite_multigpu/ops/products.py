@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from pallasite import ops
 from pallasite.plugin import InvalidTypeError, InvalidValueError, select_target
+from pallasite.plugin.jax_internals import match_varying_axes
 from pallasite_multigpu.ops import choice, tuning
 from pallasite_multigpu.ops.api import all_gather, reduce_scatter
 from pallasite_multigpu.ops.devices import devices_along, varying_along
@@ -54,6 +55,8 @@ def all_gather_matmul(
     _check(lhs, rhs)
     lhs, rhs = varying_along(axis_name, lhs, rhs)
     dtype = jnp.dtype(out_dtype or lhs.dtype)
+    if not (lhs.size and rhs.size):
+        return _zeros(lhs.shape[0] * devices_along(axis_name), rhs, dtype)
     if config is None and _fuses(lhs, rhs, axis_name, dtype, None):
         from pallasite_multigpu.ops import gathered_product
 
@@ -107,6 +110,9 @@ def matmul_reduce_scatter(
     _check(lhs, rhs)
     lhs, rhs = varying_along(axis_name, lhs, rhs)
     dtype = jnp.dtype(out_dtype or lhs.dtype)
+    count = devices_along(axis_name)
+    if not (lhs.size and rhs.size) and lhs.shape[0] % count == 0:
+        return _zeros(lhs.shape[0] // count, rhs, dtype)
     if config is None and _scatters(lhs, rhs, axis_name, dtype, None):
         from pallasite_multigpu.ops import scattered_product
 
@@ -219,6 +225,13 @@ def _gathered_product_bwd(
 
 
 _gathered_product.defvjp(in_32_bits(_gathered_product_fwd), in_32_bits(_gathered_product_bwd))
+
+
+def _zeros(rows: int, rhs: jax.Array, dtype: Any) -> jax.Array:
+    """The product of matrices of which one has no elements. XLA ends the process where gradients
+    that are compiled keep such a matrix of several devices."""
+    made: jax.Array = match_varying_axes(jnp.zeros((rows, rhs.shape[1]), dtype), rhs)[0]
+    return made
 
 
 def _product(lhs: jax.Array, rhs: jax.Array, out_dtype: Any, config: Any) -> jax.Array:
