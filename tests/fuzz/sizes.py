@@ -180,15 +180,19 @@ class Program:
         return f"{self.name} {self.dtype}{list(self.shape)} {self.semantics.name}"
 
 
-def make_program(seed: int) -> Program:
-    """The program of a seed."""
+WORST = (3, 5, 7, 9, 31, 63, 127, 129, 251, 255)
+"""Extents of which rows begin everywhere between words, or that are next to powers of two."""
+
+
+def make_program(seed: int, worst: bool = False) -> Program:
+    """The program of a seed; of the worst extents, with small ones beside them, or any."""
     choose = random.Random(seed)
     name = choose.choice(sorted(BODIES))
     body = BODIES[name]
     rank = choose.choice(body.ranks)
     largest = {1: 65536, 2: 256, 3: 64}[rank]
     while True:
-        shape = tuple(_extent(choose, largest) for _ in range(rank))
+        shape = tuple((_bad_extent if worst else _extent)(choose, largest) for _ in range(rank))
         if powers_size(shape) <= body.most:
             break
     semantics = choose.choice(list(plgpu.LoweringSemantics))
@@ -200,6 +204,13 @@ def _extent(choose: random.Random, largest: int) -> int:
     if choose.random() < 0.125:
         return choose.choice([1, 2, 3, largest - 3, largest - 1, largest])
     return choose.randint(1, largest)
+
+
+def _bad_extent(choose: random.Random, largest: int) -> int:
+    """One of the worst extents, or a small one."""
+    if choose.random() < 0.6:
+        return choose.choice([extent for extent in WORST if extent <= largest])
+    return choose.randint(1, 24)
 
 
 def powers(shape: Sequence[int]) -> tuple[int, ...]:
@@ -252,13 +263,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--count", type=int, default=100, help="how many programs")
     parser.add_argument("--shown", type=int, default=30, help="how many are printed")
     parser.add_argument("--only", choices=sorted(BODIES), help="programs that do this")
+    parser.add_argument("--worst", action="store_true", help="extents that are worst, and small")
     given = parser.parse_args(arguments)
     found: list[tuple[float, int, int, int, Program]] = []
     failed = 0
     begin = time.monotonic()
     with jax.enable_x64(True):
         for seed in range(given.seed, given.seed + given.count):
-            program = make_program(seed)
+            program = make_program(seed, given.worst)
             if given.only not in (None, program.name):
                 continue
             try:

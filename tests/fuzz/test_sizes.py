@@ -202,6 +202,8 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
         Program("first row", (32, 30, 2), "bfloat16", WARPGROUP),
         Program("stacked", (31, 63), "float16", LANE),
         Program("stacked", (63, 31), "float16", LANE),
+        Program("flat", (9, 7), "uint8", WARPGROUP),
+        Program("flat", (11, 9), "int16", LANE),
     ],
     ids=str,
 )

@@ -78,7 +78,9 @@ def piece_of(
     total = ops.vector_length(value) * element_bits // 8
     start = first * element_bits // 8
     run = [(register, first + n) for n in range(len(parts))]
-    if 0 < size < _WORD <= total and list(parts) == run and start % _HALF == 0:
+    # LLVM takes vectors of 16-bit elements apart in fewer instructions than words.
+    several = len(parts) > 1 or element_bits != 8 * _HALF
+    if 0 < size < _WORD <= total and list(parts) == run and start % _HALF == 0 and several:
         halves = ops.bitcast(value, ir.VectorType.get((total // _HALF,), _integer(_HALF)))
         return ops.cast_integer(ops.extract(halves, start // _HALF), _integer(size))
     if in_branch and size == 1 and total == _HALF:

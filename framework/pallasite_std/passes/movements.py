@@ -303,7 +303,9 @@ class _Kernel:
             elif not (again or value.stepped) and strides[-1] == 1 and steps == strides:
                 width = math.gcd(movement.run, _WIDE // bits)
                 accesses = math.prod(aval.shape) / (width * _THREADS)
-                if len(steps) > 1 or 3 * accesses < loop_code(movement):
+                # One element of a thread lies where its number says.
+                single = math.prod(aval.shape) <= _THREADS
+                if len(steps) > 1 or (3 * accesses < loop_code(movement) and not single):
                     return False
         count = math.gcd(movement.run, _UNIT // bits)
         if direct(movement.of_units(count), bits * count) is not None:
