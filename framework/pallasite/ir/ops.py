@@ -321,19 +321,15 @@ def inline_assembly(
     """
     types = list(results)
     if len(types) > 1:
-        types = [remembered(("structure", *types), _structure)]
+        types = [llvm.StructType.get_literal(types)]
     attributes = remembered(("assembly", text, constraints, side_effects), _assembly)
     made = ir.Operation.create("llvm.inline_asm", types, operands, attributes)
-    if len(results) <= 1:
+    if len(types) == len(results):
         return made.result if results else None
     return tuple(
         _made("llvm.extractvalue", result, (made.result,), remembered(("member", at), _member))
         for at, result in enumerate(results)
     )
-
-
-def _structure(key: tuple[Any, ...]) -> ir.Type:
-    return llvm.StructType.get_literal(list(key[1:]))
 
 
 def _assembly(key: tuple[str, str, str, bool]) -> dict[str, ir.Attribute]:

@@ -67,16 +67,17 @@ def local_sources(
             continue
         steps.append((old_digit, new_digit))
 
-    def find(register: int, element: int) -> rg.Source:
-        result = {Owner.REGISTER: 0, Owner.VECTOR: 0}
-        for old_digit, new_digit in steps:
-            index = register if new_digit.owner is Owner.REGISTER else element
-            result[old_digit.owner] += new_digit.value(index) * old_digit.stride
-        return result[Owner.REGISTER], result[Owner.VECTOR]
+    def places(owner: Owner, count: int) -> list[rg.Source]:
+        """What each number of an owner adds to the source's register and element."""
+        found = []
+        for wanted in (Owner.REGISTER, Owner.VECTOR):
+            mine = [(old, new) for old, new in steps if old.owner is wanted and new.owner is owner]
+            found.append([sum(n.value(at) * o.stride for o, n in mine) for at in range(count)])
+        return list(zip(*found, strict=True))
 
-    return tuple(
-        tuple(find(r, e) for e in range(target.vector_length)) for r in range(target.registers)
-    )
+    elements = places(Owner.VECTOR, target.vector_length)
+    registers = places(Owner.REGISTER, target.registers)
+    return tuple(tuple((a + c, b + d) for c, d in elements) for a, b in registers)
 
 
 def conversion(source: rg.Layout, target: rg.Layout) -> Conversion:
