@@ -264,17 +264,18 @@ def test_arrays_that_do_not_fit_shared_memory_are_moved_in_portions(
 @pytest.mark.parametrize(
     ("movement", "sizes"),
     [
-        (View(0, (Extent(23, 1), Extent(31, 23))), (713,)),
-        (View(712, (Extent(31, -23), Extent(23, -1))), (713,)),
-        (View(5, (Extent(7, 60), Extent(9, 1), Extent(6, 9))), (425,)),
-        (Rows(20, (Strip(0, 3, 21, 18), Strip(1, 0, 20, 20), Strip(0, 0, 21, 3))), (420, 400)),
+        (View(0, (Extent(97, 1), Extent(131, 97))), (12707,)),
+        (View(12706, (Extent(131, -97), Extent(97, -1))), (12707,)),
+        (View(5, (Extent(27, 260), Extent(29, 1), Extent(8, 29))), (7025,)),
+        (Rows(95, (Strip(0, 3, 63, 60), Strip(1, 0, 60, 60), Strip(0, 0, 63, 3))), (5985, 5700)),
     ],
 )
-@pytest.mark.parametrize("room", [3000, 1500, 700])
+@pytest.mark.parametrize("room", [40000, 16000, 9000])
 def test_portions_are_the_whole_movement(
     movement: View | Rows, sizes: tuple[int, ...], room: int
 ) -> None:
-    """Each element of the result is made once, of the element that the whole takes."""
+    """Each element of the result is made once, of the element that the whole takes, and what is
+    copied has room, with the zeros that copies of all lanes write behind it."""
     found = portions(movement, sizes, 32, room)
     assert found
     (whole,) = portions(movement, sizes, 32, 1 << 20)
@@ -286,7 +287,36 @@ def test_portions_are_the_whole_movement(
         windows = elements(portion.movement, sizes, np.dtype(np.uint32)).windows(
             0, math.prod(extent.size for extent in portion.extents)
         )
-        assert sum(last - first for first, last in windows) * 4 <= room
+        rounds = [-(-4 * (last - first) // 2048) for first, last in windows]
+        needed = [
+            2048 * n if n <= 3 else 4 * (last - first)
+            for n, (first, last) in zip(rounds, windows, strict=True)
+        ]
+        assert sum(needed) <= room
+
+
+@pytest.mark.parametrize("semantics", SEMANTICS)
+@pytest.mark.parametrize("shape", [(1057,), (3, 1057)])
+@pytest.mark.parametrize(("count", "taken"), [(40, 0), (16, 100), (8, 190)])
+def test_many_arrays_where_little_shared_memory_is_left(
+    count: int, taken: int, shape: tuple[int, ...], semantics: Any
+) -> None:
+    """Copies of all lanes write zeros behind each of them."""
+    shape = (*shape[:-1], 129) if taken > 100 else shape
+    xs = [numbers(shape, np.float32, n) for n in range(count)]
+
+    def kernel(*refs: Any) -> None:
+        *sources, target, memory = refs
+        memory[:128] = jnp.zeros(128, jnp.uint8)
+        target[...] = jnp.concatenate([one[...] for one in sources], -1)
+
+    joined = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((*shape[:-1], count * shape[-1]), np.float32),
+        scratch_types=[plgpu.SMEM((max(taken * 1024, 128),), jnp.uint8)],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    np.testing.assert_array_equal(np.asarray(joined(*xs)), np.concatenate(xs, -1))
 
 
 def places(portion: Portion) -> list[tuple[int, tuple[int, int]]]:
@@ -311,7 +341,7 @@ def places(portion: Portion) -> list[tuple[int, tuple[int, int]]]:
 
 
 def test_many_portions_are_none() -> None:
-    assert not portions(View(0, (Extent(100, 1), Extent(100, 100))), (10000,), 32, 3000)
+    assert not portions(View(0, (Extent(1000, 1), Extent(100, 1000))), (100000,), 32, 9000)
 
 
 def test_portions_are_not_stored_over_what_others_are_made_of() -> None:

@@ -18,6 +18,8 @@ import numpy as np
 from pallasite.plugin import InvalidValueError
 from pallasite.plugin.language import MemorySpace
 from pallasite.plugin.layouts import (
+    LANES,
+    WARPS,
     Digit,
     Extent,
     Extents,
@@ -68,6 +70,15 @@ _MOST_PORTIONS = 12
 
 _MOST_WORDS = 128
 """Of registers, at most, that a thread loads before it stores them."""
+
+COPIED = 16
+"""Bytes that a lane copies to shared memory at once."""
+
+ROUND = LANES * WARPS * COPIED
+"""Bytes that all lanes copy at once."""
+
+UNROLLED = 3
+"""Copies of all lanes, at most, that are no loop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,14 +177,28 @@ def portions(movement: Movement, sizes: tuple[int, ...], bits: int, room: int) -
     dtype = np.dtype(f"uint{bits}")
     for count in range(1, _MOST_PORTIONS + 1):
         for found in _cut(movement, count):
-            windows = [
-                elements(one.movement, sizes, dtype).windows(0, _size(one.movement))
-                for one in found
-            ]
-            stored = [sum(last - first for first, last in one) * bits // 8 for one in windows]
-            if max(stored) <= room:
+            parts = (elements(one.movement, sizes, dtype) for one in found)
+            if all(sum(map(room_of_copy, copied(one, sizes, bits))) <= room for one in parts):
                 return found
     return []
+
+
+def copied(found: Elements, sizes: Sequence[int], bits: int) -> list[tuple[int, int]]:
+    """For arrays of so many elements, the first and the last byte, and one more, of each that are
+    copied to shared memory for some elements."""
+    windows = []
+    for size, (first, last) in zip(sizes, found.windows(0, found.size), strict=True):
+        begin = first * bits // 8 // COPIED * COPIED
+        end = min(-(-last * bits // 8 // COPIED) * COPIED, size * bits // 8)
+        windows.append((begin, end))
+    return windows
+
+
+def room_of_copy(window: tuple[int, int]) -> int:
+    """Bytes for a window of an array, and for what copies of all lanes write behind it."""
+    size = window[1] - window[0]
+    step = COPIED if size > UNROLLED * ROUND else ROUND
+    return -(-size // step) * step
 
 
 def _size(movement: Movement) -> int:

@@ -13,11 +13,22 @@ from jaxlib.mlir import ir
 from pallasite.plugin import RuleSet, Semantics
 from pallasite.plugin.inference import AbstractValue, InferenceContext
 from pallasite.plugin.ir import ops
-from pallasite.plugin.layouts import LANES, WARPS, MemoryLayout, RegisterLayout, row_major
+from pallasite.plugin.layouts import MemoryLayout, RegisterLayout, row_major
 from pallasite.plugin.lowering import RegisterArray, RuleContext, Value, resolve
 from pallasite_std.memory.access import Access, AccessPlan, plan_access
 from pallasite_std.memory.accesses import orders_stores
-from pallasite_std.memory.movements import Direct, Piece, direct, elements, portions
+from pallasite_std.memory.movements import (
+    COPIED,
+    ROUND,
+    UNROLLED,
+    Direct,
+    Piece,
+    copied,
+    direct,
+    elements,
+    portions,
+    room_of_copy,
+)
 from pallasite_std.memory.ordering import Elements, each_step, lane_of_thread, store_in_order
 from pallasite_std.memory.padding import where_elements
 from pallasite_std.memory.pieces import piece_of
@@ -27,15 +38,6 @@ from pallasite_std.memory.transfers import access_addresses, load_array
 from pallasite_std.primitives.movements import Movement, move_elements_p
 
 rules = RuleSet()
-
-_COPIED = 16
-"""Bytes that a lane copies at once."""
-
-_ROUND = LANES * WARPS * _COPIED
-"""Bytes that all lanes copy at once."""
-
-_UNROLLED = 3
-"""Copies of all lanes, at most, that are no loop."""
 
 
 @rules.inference(move_elements_p)
@@ -148,13 +150,8 @@ def _by_shared_memory(
 def _portion(
     ctx: RuleContext, found: Elements, target: MemoryReference, arrays: Sequence[MemoryReference]
 ) -> None:
-    size = target.element_bits // 8
-    windows = []
-    for array, (first, last) in zip(arrays, found.windows(0, found.size), strict=True):
-        begin = first * size // _COPIED * _COPIED
-        end = min(-(-last * size // _COPIED) * _COPIED, array.layout.size * size)
-        windows.append((begin, end))
-    room = [_room(end - begin) for begin, end in windows]
+    windows = copied(found, [one.layout.size for one in arrays], target.element_bits)
+    room = list(map(room_of_copy, windows))
     byte = np.dtype(np.uint8)
     with scratch_arrays(ctx, *[((one,), byte) for one in room]) as memories:
         for memory, array, window in zip(memories, arrays, windows, strict=True):
@@ -165,19 +162,12 @@ def _portion(
         store_in_order(ctx, found, memories[0].pointer, starts, target)
 
 
-def _room(size: int) -> int:
-    """Bytes for so many, and for what copies of all lanes write behind them."""
-    if size > _UNROLLED * _ROUND:
-        return -(-size // _COPIED) * _COPIED
-    return -(-size // _ROUND) * _ROUND
-
-
 def _copy(
     ctx: RuleContext, memory: MemoryReference, array: MemoryReference, begin: int, end: int
 ) -> None:
     """Starts copies of the bytes of an array to shared memory, by all lanes (PTX ISA 9.7.9.25.3.1,
     ``cp.async``); zeros follow behind them."""
-    first = ops.multiply(lane_of_thread(ctx), _COPIED)
+    first = ops.multiply(lane_of_thread(ctx), COPIED)
     source = ops.byte_pointer(array.pointer, begin)
     size = end - begin
 
@@ -186,14 +176,14 @@ def _copy(
             ops.shared_address(ops.byte_pointer(memory.pointer, place)),
             ops.byte_pointer(source, place),
         ]
-        text, constraints = f"[$0+{known}], [$1+{known}], {_COPIED}", "r,l"
+        text, constraints = f"[$0+{known}], [$1+{known}], {COPIED}", "r,l"
         if not whole:
             left = ops.arith.subi(ops.i32_constant(size - known), place)
-            if size % _COPIED == 0:
+            if size % COPIED == 0:
                 there = ops.compare("sgt", left, 0)
-                left = ops.arith.select(there, ops.i32_constant(_COPIED), ops.i32_constant(0))
-            left = ops.arith.minsi(left, ops.i32_constant(_COPIED))
-            if size <= _UNROLLED * _ROUND:
+                left = ops.arith.select(there, ops.i32_constant(COPIED), ops.i32_constant(0))
+            left = ops.arith.minsi(left, ops.i32_constant(COPIED))
+            if size <= UNROLLED * ROUND:
                 left = ops.arith.maxsi(left, ops.i32_constant(0))
             operands.append(left)
             text, constraints = text + ", $2", constraints + ",r"
@@ -201,8 +191,8 @@ def _copy(
             f"cp.async.cg.shared.global {text};", constraints + ",~{memory}", *operands
         )
 
-    if size > _UNROLLED * _ROUND:
-        each_step(first, size, _ROUND, lambda place: copy(place, 0, size % _COPIED == 0))
+    if size > UNROLLED * ROUND:
+        each_step(first, size, ROUND, lambda place: copy(place, 0, size % COPIED == 0))
         return
-    for known in range(0, size, _ROUND):
-        copy(first, known, known + _ROUND <= size)
+    for known in range(0, size, ROUND):
+        copy(first, known, known + ROUND <= size)
