@@ -63,6 +63,12 @@ _IN_FLIGHT, _IN_FLIGHT_AT_ONCE = 128 << 10, 112 << 10
 """Bytes of the left operand that a block asks for ahead in the transposed GEMM, if all of its tiles
 have the same columns, and where it has one tile: with more, blocks hinder each other at the memory
 (measured on an H200)."""
+_ALL_IN_FLIGHT = 22e6
+"""Bytes of both operands that all blocks of small tiles ask for ahead, if each has one tile, that
+do not delay each other on an H100; see ``asks_for_much``."""
+_LEAST_UNITS, _LEAST_FILLINGS = 88, 3
+"""Blocks, and times that a stage is filled, from which on that counts: fewer have not been
+measured."""
 _MOST_SHARED = 4
 """Blocks at most that share a tile and write sums where stages were."""
 _FROM_WHICH_COLUMNS_WAIT = 128 * 128
@@ -84,6 +90,14 @@ _READ_MORE = 1.12
 
 def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
     """The configurations that the estimate of the time has been fitted to, in no order."""
+    for config in _with_most_depth(sizes):
+        yield config
+        if asks_for_much(config, sizes):
+            yield _shallower(config, sizes)
+
+
+def _with_most_depth(sizes: Sizes) -> Iterator[MatmulConfig]:
+    """The same, with as many stages as a block may ask for."""
     for tile, across in _tiles(sizes):
         for config in _divided(tile, *across, sizes):
             if config.swap and sizes.size == 2 and config.stages <= _FEW_STAGES:
@@ -95,8 +109,9 @@ def candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
             yield from (*_with_narrow_epilogue(config, sizes), config)
     for tile, across in _larger_tiles(sizes):
         for config in _divided(tile, *across, sizes):
-            yield from (*_with_narrow_epilogue(config, sizes), config)
-            yield from _with_epilogue_in_stages(config, sizes)
+            ways = [*_with_narrow_epilogue(config, sizes), config]
+            yield from ways
+            yield from _with_epilogue_in_stages(max(ways, key=lambda way: way.stages), sizes)
 
 
 def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
@@ -433,6 +448,32 @@ def _limited(config: MatmulConfig, tiles: int, n: int, sizes: Sizes) -> MatmulCo
         if stages < config.stages:
             config = dataclasses.replace(config, stages=stages)
     return config
+
+
+def asks_for_much(config: MatmulConfig, sizes: Sizes) -> bool:
+    """Whether blocks of small tiles ask for so many bytes ahead that requests delay each other on
+    an H100, for up to a third of the time (2026-11: tiles of 64 x 112 elements took 19.5 us with 9
+    stages, 27.8 with 10). An H200 gains nothing by fewer stages, nor were parts of k slower."""
+    large = config.tile_m * config.tile_n > _FROM_WHICH_COLUMNS_WAIT
+    shared = config.cluster * config.parts * config.split_k > 1
+    if not config.swap or large or shared or sizes.size != 2 or config.stages <= _FEW_STAGES:
+        return False
+    tiles = _swapped_tiles(config, sizes)
+    short = -(-sizes.k // config.tile_k) < _LEAST_FILLINGS * config.stages
+    once = _LEAST_UNITS <= tiles <= H200.multiprocessors
+    in_flight = tiles * config.stages * config.stage_bytes(sizes.size)
+    return once and not short and in_flight > _ALL_IN_FLIGHT
+
+
+def _shallower(config: MatmulConfig, sizes: Sizes) -> MatmulConfig:
+    """The same configuration with as many stages as do not."""
+    step = _swapped_tiles(config, sizes) * config.stage_bytes(sizes.size)
+    return dataclasses.replace(config, stages=max(_FEW_STAGES, int(_ALL_IN_FLIGHT / step)))
+
+
+def _swapped_tiles(config: MatmulConfig, sizes: Sizes) -> int:
+    """Tiles of the transposed GEMM."""
+    return -(-sizes.n // config.tile_m) * -(-sizes.m // config.tile_n)
 
 
 def _with_narrow_epilogue(config: MatmulConfig, sizes: Sizes) -> Iterator[MatmulConfig]:

@@ -12,6 +12,7 @@ import numpy as np
 from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.dense.candidates import (
     LARGEST,
+    asks_for_much,
     candidates,
     further_candidates,
     usual_columns,
@@ -52,6 +53,7 @@ class _Least:
       filling: tiles of the transposed GEMM of other columns, whose number fills a round.
       halves: the same with the sign turned, of tiles of 128 rows whose two columns are one round:
         of two blocks that read the same rows the first one brings them for the other.
+      much: blocks that ask for much ahead; see ``candidates.asks_for_much``.
     """
 
     rates: Rates
@@ -68,6 +70,7 @@ class _Least:
     rows: float
     filling: float
     halves: float
+    much: float = 0.0
 
 
 _ON_H200 = _Least(
@@ -78,7 +81,13 @@ _ON_H200 = _Least(
 _OF_16_BITS = {
     "H200": _ON_H200,
     "H100": dataclasses.replace(
-        _ON_H200, rates=H100_CHOICE, divided=H100_CHOICE, turns=0.03, size=0.03, filling=0.0
+        _ON_H200,
+        rates=H100_CHOICE,
+        divided=H100_CHOICE,
+        turns=0.03,
+        size=0.03,
+        filling=0.0,
+        much=0.3,
     ),
 }
 """By the chip."""
@@ -115,8 +124,7 @@ def default_config(sizes: Sizes, chip: str | None = None) -> MatmulConfig:
       chip: see :func:`chip_of`; by default that of the device on which operations run.
     """
     chip = chip or this_chip()
-    found = one_round_config(sizes) if chip == "H100" else None
-    return found or _with_rest(sizes, chip) or _by_estimate(sizes, chip)[0]
+    return one_round_config(sizes, chip) or _with_rest(sizes, chip) or _by_estimate(sizes, chip)[0]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -181,7 +189,7 @@ def matmul_configs(
     sizes = Sizes(m, n, k, size, out_size, transpose_a, transpose_b)
     chip = this_chip()
     ordered = _by_estimate(sizes, chip)
-    once = one_round_config(sizes)
+    once = one_round_config(sizes, chip)
     found = [default_config(sizes, chip), *([once] if once else []), *ordered[:_LISTED]]
     if not ordered[0].swap:
         found += [
@@ -231,6 +239,7 @@ def _rank(sizes: Sizes, config: MatmulConfig, chip: str = "H200") -> float:
     gain += least.clusters * (many and config.cluster > 1)
     gain += least.flat * (config.tile_m == 64 and not config.swap and sizes.m > 128)
     gain -= least.halves * _halves_columns(config, sizes)
+    gain += least.much * asks_for_much(config, sizes)
     return nanoseconds(config, sizes, least.rates) * (1 + gain)
 
 

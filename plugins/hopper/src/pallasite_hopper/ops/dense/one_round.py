@@ -4,7 +4,7 @@ Such a GEMM takes as long as memory takes to deliver the matrix. That is least i
 one tile each, so that they begin and end together, and if all stages together have some 7 to 11
 million bytes of the matrix in flight: with less, latency shows; with more, requests delay each
 other. Measured on H100s (2026-11): some 40 matrices of 52 to 1850 MB, each with up to 26
-configurations.
+configurations; for H200s see ``_OF_CHIP``.
 """
 
 from __future__ import annotations
@@ -24,64 +24,100 @@ class _Tile:
       rows: of the tile; all rows of the other operand are its columns.
       in_flight: bytes of the matrix that all blocks together have in flight.
       least, most: stages.
+      tiles: so many of them at least and at most, for one round of them.
     """
 
     rows: int
     in_flight: float
     least: int
     most: int = 8
+    tiles: tuple[int, int] = (0, H200.multiprocessors)
 
 
-_FEW_COLUMNS = 64
-"""Rows of the other operand up to which ``_FEW`` are the tiles, beyond it ``_MORE``."""
-_FEW = (
-    _Tile(128, 7.5e6, 4),
-    _Tile(256, 10e6, 3),
-    _Tile(384, 10e6, 3),
-    _Tile(512, 10e6, 2),
+@dataclasses.dataclass(frozen=True)
+class _Tiles:
+    """The tiles of a chip.
+
+    Attributes:
+      short: where tiles of 128 rows are too few; up to ``_FEW_COLUMNS`` rows of the other operand.
+      few: the others up to so many rows of it.
+      more: those beyond.
+      most_columns: rows of the other operand: with more, other configurations are faster.
+      several_rounds: whether they are used where no tile makes one round.
+    """
+
+    short: _Tile
+    few: tuple[_Tile, ...]
+    more: tuple[_Tile, ...]
+    most_columns: int
+    several_rounds: bool
+
+
+_H100 = _Tiles(
+    short=_Tile(64, 7.3e6, 4, 10, (70, 2 * H200.multiprocessors)),
+    few=(_Tile(128, 7.5e6, 4), _Tile(256, 10e6, 3), _Tile(384, 10e6, 3), _Tile(512, 10e6, 2)),
+    more=(
+        _Tile(128, 9e6, 5, tiles=(85, H200.multiprocessors)),
+        _Tile(192, 9e6, 4),
+        _Tile(256, 9e6, 4),
+        _Tile(320, 9e6, 3),
+        _Tile(384, 9e6, 3),
+        _Tile(512, 9e6, 2),
+    ),
+    most_columns=256,
+    several_rounds=True,
 )
+_H200 = _Tiles(
+    short=_Tile(64, 8.2e6, 4, 10, (75, 115)),
+    few=(_Tile(128, 9e6, 4, tiles=(70, 110)), _Tile(256, 11e6, 4)),
+    more=(
+        _Tile(128, 9e6, 5, tiles=(85, H200.multiprocessors)),
+        _Tile(192, 11e6, 4),
+        _Tile(256, 11e6, 4),
+    ),
+    most_columns=128,
+    several_rounds=False,
+)
+_OF_CHIP = {"H100": _H100, "H200": _H200}
+"""Measured on H200s (2026-11): 15 matrices of 134 to 940 MB, each with up to 20 numbers of stages,
+and 130 more with these tiles and the configuration that is chosen otherwise. Where there are none,
+others were as fast or faster."""
+_FEW_COLUMNS = 64
 _HALF_COLUMNS, _STAGES_BEYOND = 32, 4
 """With more rows of the other operand than that, tiles of 256 rows need another stage."""
-_SHORT = _Tile(64, 7.3e6, 4, 10)
-"""Where tiles of 128 rows are too few."""
-_MORE = (
-    _Tile(128, 9e6, 5),
-    _Tile(192, 9e6, 4),
-    _Tile(256, 9e6, 4),
-    _Tile(320, 9e6, 3),
-    _Tile(384, 9e6, 3),
-    _Tile(512, 9e6, 2),
-)
-_MOST_COLUMNS = 256
-"""Rows of the other operand: with more, multiplying takes as long as reading."""
 _LARGEST = 128 * 320
 """Elements of a tile at most: so many sums fill the registers of two warpgroups."""
 _LEAST_TILES = 70
-"""Where there are fewer of the smallest ones, blocks have to share the steps along k."""
-_MANY_COLUMNS, _MANY_LEAST_TILES = 128, 85
-"""With more rows of the other operand than that, fewer tiles take longer to multiply."""
+"""Where there are fewer of 128 rows, tiles are shorter; if these are few, too, blocks have to share
+the steps along k."""
 _FILLED = 0.93
-"""The share of several rounds that the tiles of ``_MORE`` have to fill."""
+"""The share of several rounds that the tiles have to fill beyond ``_FEW_COLUMNS``."""
 _SUFFICIENT = 4
 """Stages that suffice with these, where there is no room for those that they should have."""
 _PIECE = 32
 """Columns of the epilogue at a time at most with them: more would take a stage's room."""
 
 
-def one_round_config(sizes: Sizes) -> MatmulConfig | None:
+def one_round_config(sizes: Sizes, chip: str) -> MatmulConfig | None:
     """The configuration of few rows by a matrix that is larger than the L2 cache; None for other
-    GEMMs, and where the matrix has so few columns that one round of tiles is too short."""
+    GEMMs, and where the matrix has so few columns that one round of tiles is too short.
+
+    Args:
+      sizes: of the GEMM.
+      chip: ``"H100"`` or ``"H200"``.
+    """
+    tiles = _OF_CHIP[chip]
     large = sizes.n * sizes.k * sizes.size > H200.cache
     plain = sizes.size == 2 and not (sizes.transpose_a or sizes.transpose_b)
-    if not (plain and large and 0 < sizes.m <= _MOST_COLUMNS):
+    if not (plain and large and 0 < sizes.m <= tiles.most_columns):
         return None
     few = sizes.m <= _FEW_COLUMNS
-    tile = _few(sizes) if few else _more(sizes)
+    tile = _few(sizes, tiles) if few else _more(sizes, tiles)
     if tile is None:
         return None
     rows, columns = tile.rows, _columns(sizes, tile)
     epilogue = min(columns, 128 // sizes.out_size)
-    resident = 2 if _tiles(sizes, tile) > H200.multiprocessors and tile is _SHORT else 1
+    resident = 2 if _tiles(sizes, tile) > H200.multiprocessors and tile is tiles.short else 1
     config = MatmulConfig(
         swap=True,
         tile_m=rows,
@@ -107,27 +143,37 @@ def one_round_config(sizes: Sizes) -> MatmulConfig | None:
     return dataclasses.replace(config, stages=stages)
 
 
-def _few(sizes: Sizes) -> _Tile | None:
+def _few(sizes: Sizes, tiles: _Tiles) -> _Tile | None:
     """The tile for few rows of the other operand."""
-    if _tiles(sizes, _FEW[0]) < _LEAST_TILES:
-        return _SHORT if _tiles(sizes, _SHORT) >= _LEAST_TILES else None
-    one = (tile for tile in _FEW if _tiles(sizes, tile) <= H200.multiprocessors)
-    largest = (tile for tile in _FEW if tile.rows in (256, 512))
-    return next(one, None) or max(largest, key=lambda tile: _filled(sizes, tile))
+    if _tiles(sizes, tiles.few[0]) < _LEAST_TILES:
+        return _if_as_many(tiles.short, sizes)
+    found = _of_one_round(tiles.few, sizes)
+    if found is not None or not tiles.several_rounds:
+        return _if_as_many(found, sizes)
+    largest = (tile for tile in tiles.few if tile.rows in (256, 512))
+    return max(largest, key=lambda tile: _filled(sizes, tile))
 
 
-def _more(sizes: Sizes) -> _Tile | None:
+def _more(sizes: Sizes, tiles: _Tiles) -> _Tile | None:
     """The same for more of them; None where no tile that registers hold fills its rounds."""
-    least = _LEAST_TILES if sizes.m <= _MANY_COLUMNS else _MANY_LEAST_TILES
-    held = [tile for tile in _MORE if tile.rows * _columns(sizes, tile) <= _LARGEST]
-    one = (tile for tile in _MORE if _tiles(sizes, tile) <= H200.multiprocessors)
-    found = next(one, None)
-    if found is not None and _tiles(sizes, found) < least:
-        return None
-    if found is None:
+    held = [tile for tile in tiles.more if tile.rows * _columns(sizes, tile) <= _LARGEST]
+    found = _of_one_round(tiles.more, sizes)
+    if found is None and tiles.several_rounds:
         several = (tile for tile in reversed(held) if _filled(sizes, tile) >= _FILLED)
-        found = next(several, None)
-    return found if found in held else None
+        return next(several, None)
+    return _if_as_many(found, sizes) if found in held else None
+
+
+def _of_one_round(tiles: tuple[_Tile, ...], sizes: Sizes) -> _Tile | None:
+    """The smallest tile of which all are resident at once."""
+    return next((tile for tile in tiles if _tiles(sizes, tile) <= H200.multiprocessors), None)
+
+
+def _if_as_many(tile: _Tile | None, sizes: Sizes) -> _Tile | None:
+    if tile is None:
+        return None
+    least, most = tile.tiles
+    return tile if least <= _tiles(sizes, tile) <= most else None
 
 
 def _halves_columns(tile: _Tile) -> bool:
