@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast, get_args
 
-from pallasite.errors import PallasiteError, PluginError
+from pallasite.errors import InternalError, PallasiteError, PluginError
 from pallasite.extensions import LayoutUse, Stage
 
 _MANY = 100_000
@@ -38,6 +38,7 @@ _ABSTRACT = {
 }
 _CONTAINERS = {"Iterable", "Sequence", "frozenset", "list", "tuple"}
 _RESULTS = {
+    ("LoweringRule", "result_layouts"): "Sequence[Layout | None]",
     ("ResourceRule", "function"): "Resources",
     ("LayoutRule", "function"): "Sequence[Any]",
     ("InstructionRule", "bind"): "Callable[..., Any]",
@@ -183,7 +184,9 @@ class Guard:
             value = self._function(*args, **kwargs)
             if self._result.startswith("Iterable[") and not isinstance(value, str | Mapping):
                 value = entries(value)
-        except PallasiteError:
+        except PallasiteError as error:
+            if isinstance(error, InternalError):  # Of what the plugin did, more likely than not.
+                error.message += f", in {self._what}"
             raise
         except KeyboardInterrupt as error:
             error.add_note(f"in {self._what}")

@@ -588,6 +588,16 @@ def test_scratch_is_no_parameter_whatever_its_default(body, scratch, names):
     assert jax.eval_shape(copy, X).shape == X.shape
 
 
+def test_operands_by_name():
+    copy = kernel(with_default, out_type=X, scratch_types=NAMED_TILE)
+    assert jax.eval_shape(lambda x: copy(x=x), X).shape == X.shape
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        copy(y=ones(8, 32))
+    anything = kernel(lambda *refs: copy_body(*refs), out_type=X)
+    with pytest.raises(TypeError, match="'x'"):
+        anything(x=ones(8, 32))
+
+
 def test_mesh_is_hashable_and_replaceable():
     mesh = Mesh(grid=[2], grid_names=["a"])
     assert hash(mesh) == hash(Mesh(grid=(2,), grid_names=("a",)))

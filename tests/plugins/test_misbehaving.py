@@ -490,6 +490,34 @@ def test_a_rule_that_returns_no_array_is_blamed_itself(registered, rule):
         pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
 
 
+def test_what_looks_like_a_defect_names_the_plugin_whose_rule_it_was_in(registered):
+    registered(_Rules(lambda ctx, x, **params: dataclasses.replace(x, registers=())))
+    with pytest.raises(pallasite.InternalError) as error:
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+    assert error.value.message.endswith(
+        "needs 1 registers, not 0, in pallasite_lowering_rules of plugin 'bad' (in process):"
+        " function of LoweringRule 'exp'"
+    )
+    assert error.value.location is not None and error.value.location.file == __file__
+
+
+def test_layouts_of_results_that_are_none_name_their_plugin(registered):
+    rules = RuleSet()
+    common = {"overrides": ["standard"], "layouts": "any"}
+    one = rules.lowering(
+        jax.lax.exp_p, Semantics.LANE, result_layouts=lambda *avals, **params: [3], **common
+    )
+    one(lambda ctx, x, **params: x)
+    registered(plugin("pallasite_lowering_rules", lambda: rules.lowering_rules))
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+    assert error.value.message == (
+        "pallasite_lowering_rules of plugin 'bad' (in process): result_layouts of LoweringRule"
+        " 'exp' returned the wrong thing"
+    )
+    assert error.value.got == "[3]" and error.value.location.file == __file__
+
+
 def test_what_a_function_of_a_plugin_refuses_has_the_line_of_the_kernel():
     def refuses(x):
         raise pallasite.InvalidTypeError("only integers", got=x.dtype)

@@ -200,7 +200,8 @@ class _Kernel:
         functools.update_wrapper(self, _function_of(body), updated=())
         self.__signature__ = self.operand_signature()
 
-    def __call__(self, *operands: Any) -> Any:
+    def __call__(self, *operands: Any, **named: Any) -> Any:
+        operands = self.__signature__.bind(*operands, **named).args if named else operands
         flat, in_tree = jax.tree.flatten(operands)
         flat = [_check_operand(value, i, self.name) for i, value in enumerate(flat)]
         _check_distinct_references(flat, self.name)
@@ -225,7 +226,7 @@ class _Kernel:
         # number of operands in a call tells which ones they are.
         unclear = len(needed) < len(given) and not named and bool(scratch)
         if count < 0 or not given or unclear:
-            return inspect.signature(self.__call__)
+            return inspect.signature(lambda *operands: None)
         return inspect.Signature(needed[:count])
 
     def trace(self, in_avals: tuple[Any, ...], in_tree: Any) -> tuple[KernelSpec, list[Any], Any]:

@@ -162,9 +162,8 @@ def cache_info() -> CacheInfo:
 
 def clear_memory() -> None:
     """Forgets the kernels in memory and sets the counts to zero; the disk cache stays."""
+    forget_kernels()
     with _lock:
-        _by_request.clear()
-        _by_content.clear()
         _counts.clear()
 
 

@@ -30,6 +30,7 @@ ALTERNATIVES: dict[str, str] = {
         "combine shifted slices, or differences of jnp.cumsum",
     ),
     **dict.fromkeys(("complex", "real", "imag", "conj"), "two arrays: real and imaginary parts"),
+    "pallasite_kernel": "call the body of the other kernel with references",
     "approx_top_k": "jax.lax.top_k",
     "rng_uniform": "jax.random.uniform with a key of jax.random.key, an operand of the kernel",
     "rng_bit_generator": "jax.random.bits with a key of jax.random.key, an operand of the kernel",
@@ -41,6 +42,10 @@ ALTERNATIVES: dict[str, str] = {
     ),
 }
 """Names of primitives without rules, and what does the same."""
+
+
+_CALLED = {"pallasite_kernel": "call of a kernel"}
+"""Names of primitives that no program has written."""
 
 
 def check_alternatives(equation: Any, caller: SourceLocation | None) -> None:
@@ -57,7 +62,7 @@ def check_alternatives(equation: Any, caller: SourceLocation | None) -> None:
     found = ALTERNATIVES.get(primitive.name)
     if found is not None and not plugins.registry().lowering.rules(primitive):
         raise MissingRuleError(
-            f"there is no {primitive.name} in kernels",
+            f"there is no {_CALLED.get(primitive.name, primitive.name)} in kernels",
             expected="a function of the list in docs/functions.md",
             hint=found,
             location=_jax.user_location(equation.source_info) or caller,
