@@ -131,3 +131,22 @@ def test_what_is_left() -> None:
     np.testing.assert_array_equal(out[:20], np.fmod(i, 3))
     np.testing.assert_array_equal(out[24:44], np.fmod(i, 6) + 10 * (2 * np.arange(20) % 5))
     assert len(re.findall(r"arith\.remsi", ir)) == 3
+
+
+def test_numbers_of_the_loop_around() -> None:
+    """What a loop hands on is its number in the loop around it, which is no counter."""
+
+    def body(limits_ref: Any, out_ref: Any) -> None:
+        def outer(row: Any, carry: Any) -> Any:
+            def step(i: Any, own: Any) -> Any:
+                out_ref[row * 3 + i] = 10 * own + lax.rem(i, jnp.int32(3))
+                return row
+
+            return carry + lax.fori_loop(0, limits_ref[0], step, jnp.int32(0))
+
+        out_ref[63] = lax.fori_loop(0, 5, outer, jnp.int32(0))
+
+    _, out = run(body, (3,))
+    row, i = np.divmod(np.arange(15), 3)
+    np.testing.assert_array_equal(out[:15], np.where(i == 0, 0, 10 * row) + i)
+    assert out[63] == 10

@@ -87,13 +87,13 @@ def _counters(loop: ir.Operation) -> Iterator[_Counter]:
     yielded = body.operations[len(body.operations) - 1].operation.operands
     for number, argument in enumerate(list(body.arguments)[1:]):
         start = _constant(loop.operands[3 + number])
-        if start is None or start < 0 or yielded[number].owner == body:
-            continue
+        owner = yielded[number].owner
+        if start is None or start < 0 or isinstance(owner, ir.Block):
+            continue  # What is handed on may also be what a loop around this one carries.
         if trips is None and (start or width is None or _width(argument.type) != width):
             continue  # The counter might go beyond what its type can hold.
         if trips is not None and start + trips >= _end(argument.type):
             continue
-        owner = yielded[number].owner
         if owner.name != "arith.addi" or owner.operands[0] != argument:
             continue
         if _constant(owner.operands[1]) == 1:
