@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from pallasite import _jax, forks, garbage
+from pallasite import _jax, forks
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import InvalidValueError
 from pallasite.language.spec import KernelSpec
@@ -54,7 +54,6 @@ def compile(
     return kernels[0]
 
 
-@garbage.uncollected()
 def compile_all(
     fn: Callable[..., Any],
     *args: Any,
