@@ -32,7 +32,7 @@ from pallasite_std.primitives.movements import Movement, Rows, Strip, View, move
 _lax = _jax.lax_primitives
 
 _SLACK = 8192
-"""Bytes of shared memory that are left for barriers, and for whole copies of all lanes."""
+"""Bytes of shared memory that are left for barriers and alignment."""
 
 _UNIT = 64
 """Bits of what is moved as one, at most."""
