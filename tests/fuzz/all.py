@@ -1,10 +1,11 @@
-"""Random kernels and random calls of operations, in one run that can be interrupted.
+"""Random kernels, loops, calls and calls of operations, in one run that can be interrupted.
 
     python -m tests.fuzz all --seed 0 --count 10000 --resume progress.jsonl --minutes 60
     python -m tests.fuzz all --seed 0 --count 10000 --resume folder --jobs 28 --executor both
 
 runs the programs of a seed that are not in the file, for so long, and prints a summary of all that
-are. Of five programs, four are kernels. The second form runs them in so many processes, each on the
+are. Of ten programs, five are kernels, two are kernels of loops, one is a call from a JAX program,
+and two are calls of operations. The second form runs them in so many processes, each on the
 simulator and on a GPU, and compares the bits of both.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -21,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tests.fuzz import _executors, _supervisor, kernels, operations
+from tests.fuzz import _executors, _supervisor, calls, kernels, loops, operations
 from tests.fuzz._progress import Task, is_bad, read, report, run, summary, table
 
 
@@ -33,9 +35,23 @@ def tasks(seed: int, numbers: Sequence[int], executors: Sequence[Any]) -> Iterat
             name = f"operations --seed {seed} --only {number}"
             yield Task(number, program.name, name, _operation(program, target, executors))
         else:
-            own = zlib.crc32(f"{seed}/kernels/{number}".encode())
-            name = f"kernels --seed {own} --count 1"
-            yield Task(number, "kernels", name, _kernel(own, executors))
+            family, make, check = _FAMILIES.get(number % 10, _KERNELS)
+            own = zlib.crc32(f"{seed}/{family}/{number}".encode())
+            name = f"{family} --seed {own} --count 1"
+            yield Task(number, family, name, _checked(make, check, own, executors))
+
+
+type _Family = tuple[str, Callable[[int], Any], Callable[[Any, Sequence[Any]], str | None]]
+
+_KERNELS: _Family = (
+    "kernels",
+    functools.partial(kernels.make_program, length=8),
+    kernels.check,
+)
+_LOOPS: _Family = ("loops", loops.make_program, loops.check)
+_CALLS: _Family = ("calls", calls.make_program, calls.check)
+_FAMILIES = {2: _LOOPS, 7: _LOOPS, 8: _CALLS}
+"""By the last digit of a program's number; others are kernels or operations."""
 
 
 def _operation(
@@ -50,11 +66,16 @@ def _operation(
     return check
 
 
-def _kernel(seed: int, executors: Sequence[Any]) -> Callable[[], str | None]:
+def _checked(
+    make: Callable[[int], Any],
+    run: Callable[[Any, Sequence[Any]], str | None],
+    seed: int,
+    executors: Sequence[Any],
+) -> Callable[[], str | None]:
     def check() -> str | None:
-        program = kernels.make_program(seed, length=8)
+        program = make(seed)
         try:
-            return kernels.check(program, executors)
+            return run(program, executors)
         except AssertionError as error:
             raise type(error)(f"{program}\n{error}") from None
 
