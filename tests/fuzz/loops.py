@@ -58,6 +58,10 @@ class Generator:
         self.references: list[Reference] = []
         self.depth = 0
         self.wide = choose.random() < 0.15
+        # All memory of some programs is alike, and lanes hold several of its elements, so that
+        # values of loops meet one another.
+        self.alike = (choose.choice([16, 24, 33, 40]), choose.choice([13, 16, 17]))
+        self.is_alike = choose.random() < 0.4
 
     def program(self) -> Program:
         """A program."""
@@ -90,9 +94,12 @@ class Generator:
 
     def dtype(self) -> np.dtype[Any]:
         others = (*NARROW, FLOAT32, *(WIDE if self.wide else ()))
-        return INT32 if self.choose.random() < 0.55 else self.choose.choice(others)
+        often = 0.9 if self.is_alike else 0.55
+        return INT32 if self.choose.random() < often else self.choose.choice(others)
 
     def shape(self) -> tuple[int, ...]:
+        if self.is_alike and self.choose.random() < 0.9:
+            return self.alike
         rank = self.choose.choice([1, 2, 2])
         while True:
             shape = tuple(self.choose.choice(SIDES) for _ in range(rank))
@@ -485,7 +492,8 @@ class Generator:
         self.block, self.depth = Block(), self.depth + 1
         self.types += given
         # What is loaded is often compared with places, and goes into a sum of the same shape.
-        compares = self.choose.random() < 0.3 and any(not one.is_scalar for one in results)
+        often = 0.6 if self.is_alike else 0.3
+        compares = self.choose.random() < often and any(not one.is_scalar for one in results)
         for _ in range(self.choose.randint(2 if compares else 1, most)):
             if compares and self.choose.random() < 0.8:
                 self.chosen()
