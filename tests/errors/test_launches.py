@@ -517,9 +517,9 @@ def test_complex_numbers():
 @refused(
     MissingRuleError,
     r"""
-    HERE: no lowering rule for primitive 'pallasite_kernel' under WARPGROUP semantics on target \
-        'sm_90a'
-      expected: a primitive that a plugin lowers; no plugin loaded has any rule for this one
+    HERE: there is no call of a kernel in kernels
+      expected: a function of the list in docs/functions.md
+      try: call the body of the other kernel with references
     """,
 )
 def test_call_of_a_kernel_in_a_kernel():

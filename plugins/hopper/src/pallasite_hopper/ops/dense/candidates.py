@@ -63,9 +63,9 @@ _IN_FLIGHT, _IN_FLIGHT_AT_ONCE = 128 << 10, 112 << 10
 """Bytes of the left operand that a block asks for ahead in the transposed GEMM, if all of its tiles
 have the same columns, and where it has one tile: with more, blocks hinder each other at the memory
 (measured on an H200)."""
-_ALL_IN_FLIGHT = 22e6
+_ALL_IN_FLIGHT, _FEW_BYTES = 22e6, 32e6
 """Bytes of both operands that all blocks of small tiles ask for ahead, if each has one tile, that
-do not delay each other on an H100; see ``asks_for_much``."""
+do not delay each other on an H100, and of operands of which that matters: see ``asks_for_much``."""
 _LEAST_UNITS, _LEAST_FILLINGS = 88, 3
 """Blocks, and times that a stage is filled, from which on that counts: fewer have not been
 measured."""
@@ -451,15 +451,17 @@ def _limited(config: MatmulConfig, tiles: int, n: int, sizes: Sizes) -> MatmulCo
 
 
 def asks_for_much(config: MatmulConfig, sizes: Sizes) -> bool:
-    """Whether blocks of small tiles ask for so many bytes ahead that requests delay each other on
-    an H100, for up to a third of the time (2026-11: tiles of 64 x 112 elements took 19.5 us with 9
-    stages, 27.8 with 10). An H200 gains nothing by fewer stages, nor were parts of k slower."""
+    """Whether blocks of small tiles, which share small operands, ask for so many bytes ahead that
+    requests delay each other on an H100, by up to a third (2026-11: tiles of 64 x 80 elements for
+    449x1280x5120; some other shapes are not slower). An H200 gains nothing by fewer stages, nor
+    were parts of k slower."""
     large = config.tile_m * config.tile_n > _FROM_WHICH_COLUMNS_WAIT
     shared = config.cluster * config.parts * config.split_k > 1
     if not config.swap or large or shared or sizes.size != 2 or config.stages <= _FEW_STAGES:
         return False
     tiles = _swapped_tiles(config, sizes)
     short = -(-sizes.k // config.tile_k) < _LEAST_FILLINGS * config.stages
+    short |= (sizes.m + sizes.n) * sizes.k * sizes.size > _FEW_BYTES
     once = _LEAST_UNITS <= tiles <= H200.multiprocessors
     in_flight = tiles * config.stages * config.stage_bytes(sizes.size)
     return once and not short and in_flight > _ALL_IN_FLIGHT

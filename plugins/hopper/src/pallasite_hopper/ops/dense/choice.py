@@ -87,7 +87,7 @@ _OF_16_BITS = {
         turns=0.03,
         size=0.03,
         filling=0.0,
-        much=0.3,
+        much=0.1,
     ),
 }
 """By the chip."""
