@@ -451,26 +451,6 @@ def test_host_callback():
 @refused(
     MissingRuleError,
     r"""
-    HERE: there is no call of a kernel in kernels
-      expected: a function of the list in docs/functions.md
-      try: call the body of the other kernel with references
-    """,
-)
-def test_kernel_in_a_kernel():
-    @make()
-    def inner(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
-
-    @make()
-    def kernel(x_ref, o_ref):
-        o_ref[...] = inner(x_ref[...])  # here
-
-    build(kernel)
-
-
-@refused(
-    MissingRuleError,
-    r"""
     HERE: there is no fft in kernels
       expected: a function of the list in docs/functions.md
       try: compute it outside of the kernel, and pass the result

@@ -16,7 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from tests.fuzz import _executors
+from tests.fuzz._executors import Executor
 
+import pallasite
 from pallasite import gpu as plgpu
 
 type Run = Callable[["Machine", list[Any]], Sequence[Any]]
@@ -247,3 +250,48 @@ def _is_bool(value: Any) -> bool:
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Of the array that receives values of a type."""
     return np.dtype(np.int32) if dtype == np.bool_ else dtype
+
+
+def check(program: Program, executors: Sequence[Executor] | None = None) -> str | None:
+    """Runs a program as a kernel, and compares the results with those of JAX.
+
+    Args:
+      program: the program.
+      executors: what runs it; by default what serves JAX's first device.
+
+    Returns:
+      Whether the bits of two executors are equal, or why they need not be.
+
+    Raises:
+      AssertionError: results differ.
+      PallasiteError: the kernel does not compile.
+    """
+    executors = _executors.executors() if executors is None else executors
+    sanitized = pallasite.config.scoped(sanitize=True)  # On the simulator.
+    with program.types(), _executors.on_cpu():
+        expected = program.expected(eager=False)
+    found = []
+    with pallasite.target("sm_90a"), sanitized, _executors.recorded() as ptx, program.types():
+        for executor in executors:
+            found.append(program.found(executor.device))
+            wrong = _wrong(program, found[-1], expected)
+            if wrong is not None:
+                # XLA may be wrong about a whole program, but not about one primitive.
+                with _executors.on_cpu():
+                    wrong = _wrong(program, found[-1], program.expected(eager=True))
+            assert wrong is None, f"on the {executor.name}: {wrong}"
+    if len(found) == 1:
+        return None
+    return _executors.compared(found[0], found[1], lambda: _executors.inexact(ptx))
+
+
+def _wrong(
+    program: Program, found: Sequence[np.ndarray], expected: Sequence[np.ndarray]
+) -> str | None:
+    """What differs, or None."""
+    for number, got, want in zip(program.block.results, found, expected, strict=True):
+        try:
+            np.testing.assert_array_equal(got, want)
+        except AssertionError as error:
+            return f"value {number}: {error}"
+    return None

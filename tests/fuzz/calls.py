@@ -16,8 +16,6 @@ import dataclasses
 import functools
 import math
 import random
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +29,7 @@ from jax.sharding import PartitionSpec as P
 from tests.fuzz import _executors
 from tests.fuzz import _loop_terms as terms
 from tests.fuzz._executors import Executor
+from tests.fuzz._seeds import add_options, check_seeds
 
 import pallasite
 from pallasite import gpu as plgpu
@@ -572,26 +571,10 @@ def _compare(
 def main(arguments: Sequence[str]) -> int:
     """Checks random calls; prints those that fail, and how many."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz calls", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="of the first call")
-    parser.add_argument("--count", type=int, default=50, help="how many calls")
+    add_options(parser, "calls")
     parser.add_argument("--large", action="store_true", help="of kernels with large arrays only")
-    parser.add_argument("--executor", choices=_executors.NAMES, default="auto")
     given = parser.parse_args(arguments)
     executors = _executors.executors(given.executor)
-    failures = 0
-    for number, seed in enumerate(range(given.seed, given.seed + given.count)):
-        if number % 200 == 199:
-            jax.clear_caches()  # What JAX keeps of each program is never used again.
-        program = make_large(seed) if given.large else make_program(seed)
-        try:
-            if isinstance(program, Large):
-                program.check(executors)
-            else:
-                check(program, executors)
-        except Exception as error:
-            failures += 1
-            print(f"seed {seed}: {program}", file=sys.stderr)
-            text = "".join(traceback.format_exception_only(error))
-            print("\n".join(text.splitlines()[:12]), file=sys.stderr)
-    print(f"{given.count} calls, {failures} failures")
-    return min(failures, 1)
+    if given.large:
+        return check_seeds(given, "calls", make_large, lambda large: large.check(executors))
+    return check_seeds(given, "calls", make_program, lambda program: check(program, executors))

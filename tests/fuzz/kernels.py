@@ -13,8 +13,6 @@ import argparse
 import dataclasses
 import math
 import random
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +25,7 @@ from jax.experimental import pallas as pl
 from tests.fuzz import _executors
 from tests.fuzz._executors import Executor
 from tests.fuzz._memory_steps import Updates, make_updates, pipelined
+from tests.fuzz._seeds import add_options, check_seeds
 
 import pallasite
 from pallasite import gpu as plgpu
@@ -735,26 +734,14 @@ def _compare(program: Program, got: np.ndarray, want: np.ndarray) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Checks random kernels; prints those that fail, and how many."""
     parser = argparse.ArgumentParser(prog="tests.fuzz kernels", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="of the first kernel")
-    parser.add_argument("--count", type=int, default=50, help="how many kernels")
+    add_options(parser, "kernels")
     parser.add_argument("--length", type=int, default=8, help="steps of a kernel, at most")
     parser.add_argument("--largest", type=int, default=2048, help="elements of an array, at most")
-    parser.add_argument("--executor", choices=_executors.NAMES, default="auto")
     given = parser.parse_args(arguments)
     executors = _executors.executors(given.executor)
-    failures = 0
-    for number, seed in enumerate(range(given.seed, given.seed + given.count)):
-        if number % 500 == 0 and number:
-            # What JAX keeps of each program is never used again.
-            jax.clear_caches()
-            print(f"{number} kernels, {failures} failures so far", file=sys.stderr, flush=True)
-        program = make_program(seed, length=given.length, largest=given.largest)
-        try:
-            check(program, executors)
-        except Exception as error:
-            failures += 1
-            print(f"seed {seed}: {program}", file=sys.stderr)
-            text = "".join(traceback.format_exception_only(error))
-            print("\n".join(text.splitlines()[:12]), file=sys.stderr)
-    print(f"{given.count} kernels, {failures} failures")
-    return min(failures, 1)
+    return check_seeds(
+        given,
+        "kernels",
+        lambda seed: make_program(seed, length=given.length, largest=given.largest),
+        lambda program: check(program, executors),
+    )

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,11 +22,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from tests.fuzz import _executors
 from tests.fuzz import _loop_terms as terms
-from tests.fuzz._executors import Executor
 from tests.fuzz._loop_programs import Block, Machine, Program, Reference, Run, Statement, Type
+from tests.fuzz._loop_programs import check as check
 from tests.fuzz._loop_terms import BOOL, FLOAT32, INT32
+from tests.fuzz._seeds import add_options, check_seeds
 
-import pallasite
 from pallasite import gpu as plgpu
 
 SIDES = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 24, 33, 40)
@@ -791,73 +789,16 @@ def make_program(seed: int, *, length: int = 14) -> Program:
         return generator.program()
 
 
-def check(program: Program, executors: Sequence[Executor] | None = None) -> str | None:
-    """Runs a program as a kernel, and compares the results with those of JAX.
-
-    Args:
-      program: the program.
-      executors: what runs it; by default what serves JAX's first device.
-
-    Returns:
-      Whether the bits of two executors are equal, or why they need not be.
-
-    Raises:
-      AssertionError: results differ.
-      PallasiteError: the kernel does not compile.
-    """
-    executors = _executors.executors() if executors is None else executors
-    sanitized = pallasite.config.scoped(sanitize=True)  # On the simulator.
-    with program.types(), _executors.on_cpu():
-        expected = program.expected(eager=False)
-    found = []
-    with pallasite.target("sm_90a"), sanitized, _executors.recorded() as ptx, program.types():
-        for executor in executors:
-            found.append(program.found(executor.device))
-            wrong = _wrong(program, found[-1], expected)
-            if wrong is not None:
-                # XLA may be wrong about a whole program, but not about one primitive.
-                with _executors.on_cpu():
-                    wrong = _wrong(program, found[-1], program.expected(eager=True))
-            assert wrong is None, f"on the {executor.name}: {wrong}"
-    if len(found) == 1:
-        return None
-    return _executors.compared(found[0], found[1], lambda: _executors.inexact(ptx))
-
-
-def _wrong(
-    program: Program, found: Sequence[np.ndarray], expected: Sequence[np.ndarray]
-) -> str | None:
-    """What differs, or None."""
-    for number, got, want in zip(program.block.results, found, expected, strict=True):
-        try:
-            np.testing.assert_array_equal(got, want)
-        except AssertionError as error:
-            return f"value {number}: {error}"
-    return None
-
-
 def main(arguments: Sequence[str]) -> int:
     """Checks random kernels; prints those that fail, and how many."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz loops", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="of the first kernel")
-    parser.add_argument("--count", type=int, default=50, help="how many kernels")
+    add_options(parser, "kernels")
     parser.add_argument("--length", type=int, default=14, help="statements, at most, without loops")
-    parser.add_argument("--executor", choices=_executors.NAMES, default="auto")
     given = parser.parse_args(arguments)
     executors = _executors.executors(given.executor)
-    failures = 0
-    for number, seed in enumerate(range(given.seed, given.seed + given.count)):
-        if number % 200 == 0 and number:
-            # What JAX keeps of each program is never used again.
-            jax.clear_caches()
-            print(f"{number} kernels, {failures} failures so far", file=sys.stderr, flush=True)
-        program = make_program(seed, length=given.length)
-        try:
-            check(program, executors)
-        except Exception as error:
-            failures += 1
-            print(f"seed {seed}: {program}", file=sys.stderr)
-            text = "".join(traceback.format_exception_only(error))
-            print("\n".join(text.splitlines()[:12]), file=sys.stderr)
-    print(f"{given.count} kernels, {failures} failures")
-    return min(failures, 1)
+    return check_seeds(
+        given,
+        "kernels",
+        lambda seed: make_program(seed, length=given.length),
+        lambda program: check(program, executors),
+    )

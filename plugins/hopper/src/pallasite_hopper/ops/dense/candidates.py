@@ -111,7 +111,9 @@ def _with_most_depth(sizes: Sizes) -> Iterator[MatmulConfig]:
         for config in _divided(tile, *across, sizes):
             ways = [*_with_narrow_epilogue(config, sizes), config]
             yield from ways
-            yield from _with_epilogue_in_stages(max(ways, key=lambda way: way.stages), sizes)
+            there = _in_stages(max(ways, key=lambda way: way.stages), sizes)
+            if sizes.m > tile.tile_n and there is not None:
+                yield there
 
 
 def further_candidates(sizes: Sizes) -> Iterator[MatmulConfig]:
@@ -481,14 +483,12 @@ def _swapped_tiles(config: MatmulConfig, sizes: Sizes) -> int:
 def _with_narrow_epilogue(config: MatmulConfig, sizes: Sizes) -> Iterator[MatmulConfig]:
     """The same with columns of the epilogue that leave room for a further stage, if they do; in the
     stages, where one tile of each block has all columns of the result."""
-    shared = config.cluster_blocks * config.split_k * config.parts > 1
-    one_column = config.swap and sizes.m <= config.tile_n and sizes.size == 2
-    if one_column and not shared and _may_end_in_stages(config, sizes):
-        there = dataclasses.replace(config, epilogue_in_stages=True)
-        there = with_most_stages(there, sizes.size, sizes.out_size)
-        if there.stages > config.stages and there.fits(sizes.size, sizes.out_size):
-            yield there
-            return
+    there = None
+    if config.swap and sizes.m <= config.tile_n and sizes.size == 2:
+        there = _in_stages(config, sizes)
+    if there is not None:
+        yield there
+        return
     for epilogue in (32, 16):
         if config.parts == config.split_k == 1 and epilogue < config.epilogue_n:
             narrow = dataclasses.replace(config, epilogue_n=epilogue)
@@ -498,15 +498,16 @@ def _with_narrow_epilogue(config: MatmulConfig, sizes: Sizes) -> Iterator[Matmul
                 return
 
 
-def _with_epilogue_in_stages(config: MatmulConfig, sizes: Sizes) -> Iterator[MatmulConfig]:
+def _in_stages(config: MatmulConfig, sizes: Sizes) -> MatmulConfig | None:
     """The same with columns that are written where the stages were, if that leaves room for a
     further stage."""
     shared = config.cluster_blocks * config.split_k * config.parts > 1
-    if sizes.m > config.tile_n and not shared and _may_end_in_stages(config, sizes):
-        there = dataclasses.replace(config, epilogue_in_stages=True)
-        there = with_most_stages(there, sizes.size, sizes.out_size)
-        if there.stages > config.stages and there.fits(sizes.size, sizes.out_size):
-            yield there
+    if shared or not _may_end_in_stages(config, sizes):
+        return None
+    there = dataclasses.replace(config, epilogue_in_stages=True)
+    there = with_most_stages(there, sizes.size, sizes.out_size)
+    fits = there.stages > config.stages and there.fits(sizes.size, sizes.out_size)
+    return there if fits else None
 
 
 def with_most_stages(
