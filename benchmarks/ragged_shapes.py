@@ -55,6 +55,14 @@ WAYS: dict[str, Mapping[str, Any] | None] = {
     "last steps shared, rows skipped": {"stream": True, "skip": True},
     "last steps shared, clusters": {"stream": True, "cluster": 2},
     "256 x 128": {"tile_m": 256, "tile_n": 128, "epilogue_buffers": 1},
+    "192 x 256": {"tile_m": 192, "split": "n", "epilogue_buffers": 1},
+    "256 x 192": {"tile_m": 256, "tile_n": 192, "epilogue_buffers": 1},
+    "256 x 192, last steps shared": {
+        "tile_m": 256,
+        "tile_n": 192,
+        "epilogue_buffers": 1,
+        "stream": True,
+    },
 }
 """Attributes of the configuration; None is what is chosen."""
 

@@ -1,12 +1,11 @@
 """``gated_matmul``: both products of a gated feed-forward layer in one kernel.
 
-A tile of the accumulator has the same columns of both products side by side, so that what joins
-them is in the registers of one lane.
+A warpgroup's part of the accumulator has the same columns of both products side by side, or below
+each other in the transposed GEMM, so that what joins them is in the registers of one lane.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -17,10 +16,8 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.dense import run as products
 from pallasite_hopper.ops.dense.api import matmul
-from pallasite_hopper.ops.dense.candidates import with_most_stages
-from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.config import MatmulConfig
-from pallasite_hopper.ops.dense.cost import H200, Sizes, nanoseconds
+from pallasite_hopper.ops.dense.gated_choice import fused_config
 from pallasite_hopper.ops.dense.kernel import Item, MatmulLoop, build
 from pallasite_std.api import (
     Activation,
@@ -33,16 +30,6 @@ from pallasite_std.api import (
     padded_columns,
 )
 
-_TILES = ((128, 256, 2), (256, 128, 2), (64, 256, 1), (64, 128, 1))
-"""Rows, columns of both products together, consumer warpgroups, which halve the rows. Halves of the
-columns fill the swizzle."""
-
-_LAUNCH = 1000.0
-"""Nanoseconds that the kernel of the activation takes at least."""
-
-_JOINING = 0.03
-"""Share more that the kernel takes than a product by both weights, measured on an H200."""
-
 
 @in_32_bits
 def gated_matmul(
@@ -50,7 +37,7 @@ def gated_matmul(
 ) -> jax.Array:
     """``activation(a @ gate) * (a @ up)``: the first half of a gated feed-forward layer (SwiGLU).
 
-    Few rows, for which two products of the transposed kind take less time, are left to these.
+    Where two GEMMs take less time by the estimate, they are used.
 
     Args:
       a: (m, k), bfloat16 or float16.
@@ -72,10 +59,17 @@ def _composition(activation: Activation, a: Any, gate: Any, up: Any) -> jax.Arra
 
 
 def _run(activation: Activation, a: Any, gate: Any, up: Any) -> jax.Array:
-    (m, k), n = a.shape, gate.shape[1]
-    config = fused_config(m, n, k)
+    config = fused_config(a.shape[0], gate.shape[1], a.shape[1])
     if config is None:
         return _composition(activation, a, gate, up)
+    return run_fused(activation, config, a, gate, up)
+
+
+def run_fused(
+    activation: Activation, config: MatmulConfig, a: jax.Array, gate: jax.Array, up: jax.Array
+) -> jax.Array:
+    """The kernel with a configuration; for the others see :func:`gated_matmul`."""
+    (m, k), n = a.shape, gate.shape[1]
     dtype = np.dtype(a.dtype)
     padded = padded_columns(n, dtype.itemsize)
     problem = MatmulProblem(
@@ -89,48 +83,22 @@ def _run(activation: Activation, a: Any, gate: Any, up: Any) -> jax.Array:
         transpose_a=False,
         transpose_b=False,
     )
-    kernel = _kernel(problem, config, activation)
-    result: jax.Array = kernel(aligned(a), aligned(gate), aligned(up))
+    left, right = aligned(a), aligned(gate)
+    if config.swap:
+        problem, left, right = problem.swapped(), right, left
+    result: jax.Array = _kernel(problem, config, activation)(left, right, aligned(up))
     return result if padded == n else result[:, :n]
 
 
 _gated = gated_product(_run, _composition)
 
 
-@functools.lru_cache(maxsize=1024)
-def fused_config(m: int, n: int, k: int) -> MatmulConfig | None:
-    """The configuration of the kernel, or None where two products take less time by the estimate.
-
-    Its columns are those of both products.
-    """
-    both, each = Sizes(m, 2 * n, k, 2, 2), Sizes(m, n, k, 2, 2)
-    candidates = [
-        with_most_stages(
-            MatmulConfig(
-                tile_m=rows,
-                tile_n=columns,
-                stages=2,
-                warpgroups=warpgroups,
-                split="m",
-                group=16 if k >= 4096 else 8,
-                cluster=cluster,
-            ),
-            2,
-            2,
-        )
-        for rows, columns, warpgroups in _TILES
-        for cluster in (1, 2)
-    ]
-    best = min(candidates, key=lambda config: nanoseconds(config, both))
-    activation = _LAUNCH + 3 * m * n * 2 / H200.memory
-    separate = 2 * nanoseconds(default_config(each), each) + activation
-    return best if nanoseconds(best, both) * (1 + _JOINING) <= separate else None
-
-
 class GatedLoop(MatmulLoop):
-    """The matmul's loop with two right operands, of which each has half of the columns."""
+    """The GEMM's loop with both weights in place of one.
 
-    copies = 3
+    A warpgroup's part of the stages has columns of the first weight and then the same columns of
+    the second one; so have its sums, in which these are rows with ``config.swap``.
+    """
 
     def __init__(
         self,
@@ -144,57 +112,81 @@ class GatedLoop(MatmulLoop):
         self.up: Any = None
 
     @property
-    def tile_columns(self) -> int:
-        """Columns of the result of a tile."""
-        return self.config.tile_n // 2
+    def copies(self) -> int:
+        """Those of both weights for each warpgroup's part, and that of the other operand."""
+        whole = self.config.tile_m if self.config.swap else self.config.tile_n
+        return 1 + 2 * (whole // self._joint)
+
+    @property
+    def _joint(self) -> int:
+        """Columns of both weights in a warpgroup's part."""
+        return self.config.warpgroup_m if self.config.swap else self.config.warpgroup_n
+
+    @property
+    def part_rows(self) -> int:
+        """Half of those of the sums, if these are columns of the weights."""
+        return self.config.warpgroup_m // (2 if self.config.swap else 1)
+
+    @property
+    def part_columns(self) -> int:
+        """The same of columns."""
+        return self.config.warpgroup_n // (1 if self.config.swap else 2)
 
     def run(self, a: Any, b: Any, *refs: Any, **scratch: Any) -> None:
-        """The kernel's body; a, gate, up and the result."""
+        """The kernel's body; a and gate in the order of the GEMM, up and the result."""
         self.up, *rest = refs
         super().run(a, b, *rest, **scratch)
 
-    def fetch_right(self, b: Any, item: Item, depth: Any, smem: Any, full: Any, share: Any) -> None:
-        """Starts the copies of the same columns of both."""
-        width = self.tile_columns
-        window = (depth, pl.ds(item.n, width))
-        for half, source in enumerate((b, self.up)):
-            there = smem.at[:, pl.ds(half * width, width)]
-            plgpu.copy_gmem_to_smem(source.at[window], there, full, collective_axes=share)
+    def fetch_left(self, a: Any, item: Item, window: Any, smem: Any, full: Any, share: Any) -> None:
+        """Starts the copies of both weights, if they are the left operand."""
+        if self.config.swap:
+            once = self.config.evict_first and self.n_tiles == 1
+            self._fetch_both(a, window[0], item.m, smem, full, share, once)
+        else:
+            super().fetch_left(a, item, window, smem, full, share)
 
-    def finish(
-        self,
-        warpgroup: Any,
-        operands: Any,
-        out: Any,
-        out_smem: Any,
-        residual_full: Any,
-        item_part: Any,
-        sums: Any,
-        m: Any,
-        n: Any,
+    def fetch_right(self, b: Any, item: Item, depth: Any, smem: Any, full: Any, share: Any) -> None:
+        """Starts the copies of both weights, if they are the right operand."""
+        if self.config.swap:
+            super().fetch_right(b, item, depth, smem, full, share)
+        else:
+            once = self.config.evict_first and self.m_tiles == 1
+            self._fetch_both(b, depth, item.n, smem, full, share, once)
+
+    def _fetch_both(
+        self, gate: Any, depth: Any, first: Any, smem: Any, full: Any, share: Any, once: bool
     ) -> None:
-        """Joins both products of a warpgroup's part of a tile, and writes it."""
-        half, width = self.tile_columns, self.config.epilogue_n
-        buffers = self.config.epilogue_buffers
-        uneven = half // width % buffers != 0
-        for part in range(half // width):
-            staging = out_smem.at[warpgroup, part % buffers]
-            in_flight = 0 if uneven and part == 0 else buffers - 1
-            plgpu.wait_smem_to_gmem(in_flight, wait_read_only=True)
-            first = part * width
-            gate = sums[:, first : first + width]
-            up = sums[:, half + first : half + first + width]
-            staging[...] = (self.activation(gate) * up).astype(out.dtype)
-            plgpu.commit_smem()
-            window = (pl.ds(m, self.config.warpgroup_m), pl.ds(n + first, width))
-            plgpu.copy_smem_to_gmem(staging, out.at[window])
+        width = self._joint // 2
+        for place in range((self.copies - 1) // 2):
+            window = (depth, pl.ds(first + place * width, width))
+            for half, source in enumerate((gate, self.up)):
+                there = smem.at[:, pl.ds((2 * place + half) * width, width)]
+                plgpu.copy_gmem_to_smem(
+                    source.at[window], there, full, collective_axes=share, evict_first=once
+                )
+
+    def columns_of(self, sums: Any) -> int:
+        """Half of them, if they are columns of the weights."""
+        return int(sums.shape[1]) // (1 if self.config.swap else 2)
+
+    def joined(self, sums: Any, first: int, columns: int) -> Any:
+        """What the activation and the product make of columns of both weights."""
+        end = first + columns
+        if self.config.swap:
+            half = self.part_rows
+            gate, up = sums[:half, first:end], sums[half:, first:end]
+        else:
+            half = self.columns_of(sums)
+            gate, up = sums[:, first:end], sums[:, half + first : half + end]
+        return self.activation(gate) * up
 
 
 @functools.lru_cache(maxsize=256)
 def _kernel(problem: MatmulProblem, config: MatmulConfig, activation: Activation) -> Any:
     epilogue = Epilogue()
-    loop = GatedLoop(problem, config, epilogue, activation)
-    steps = -(-loop.items // (products.MULTIPROCESSORS // config.cluster)) * loop.k_steps
-    config = dataclasses.replace(config, stages=max(2, min(config.stages, steps)))
-    loop = GatedLoop(problem, config, epilogue, activation)
-    return build(problem, config, epilogue, products.MULTIPROCESSORS, loop, "gated_matmul")
+
+    def loop(config: MatmulConfig) -> GatedLoop:
+        return GatedLoop(problem, config, epilogue, activation)
+
+    config = products.useful(loop, config)
+    return build(problem, config, epilogue, products.MULTIPROCESSORS, loop(config), "gated_matmul")

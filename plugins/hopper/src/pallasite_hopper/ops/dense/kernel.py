@@ -74,7 +74,7 @@ def build(
             expected="larger tiles, or epilogue_in_stages = False",
         )
     rows, columns = config.warpgroup_m, config.epilogue_n
-    staging = (columns, rows) if config.swap else (rows, columns)
+    staging = (columns, loop.part_rows) if config.swap else (loop.part_rows, columns)
     out_shape: tuple[int, ...] = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
     out_dtype = problem.out_dtype
     if config.parts > 1:
@@ -216,9 +216,6 @@ class Received:
 class MatmulLoop:
     """The body of the kernel for one problem and configuration."""
 
-    copies = 2
-    """That fill a stage."""
-
     def __init__(
         self,
         problem: MatmulProblem,
@@ -230,14 +227,35 @@ class MatmulLoop:
         self.region = Region(0, problem.m, 0, problem.n) if region is None else region
         self.continues = bool(self.region.m or self.region.n)
         rows, columns = self.region.m_end - self.region.m, self.region.n_end - self.region.n
-        self.m_tiles = -(-rows // config.step_m)
+        self.m_tiles = -(-rows // (self.tile_rows * config.cluster_m))
         self.n_tiles = -(-columns // (self.tile_columns * config.cluster_n))
         self.k_steps = -(-problem.k // (config.tile_k))
 
     @property
+    def copies(self) -> int:
+        """That fill a stage."""
+        return 2
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of the result that a warpgroup writes of a tile; there may be fewer than of the
+        accumulator, as of all that follow."""
+        return self.config.warpgroup_m
+
+    @property
+    def part_columns(self) -> int:
+        """Columns of the result that a warpgroup writes of a tile."""
+        return self.config.warpgroup_n
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of the result of a tile."""
+        return self.part_rows * (self.config.tile_m // self.config.warpgroup_m)
+
+    @property
     def tile_columns(self) -> int:
-        """Columns of the result of a tile; there may be fewer than of the accumulator."""
-        return self.config.tile_n
+        """Columns of the result of a tile."""
+        return self.part_columns * (self.config.tile_n // self.config.warpgroup_n)
 
     @property
     def turns(self) -> int:
@@ -392,7 +410,7 @@ class MatmulLoop:
 
     def first_row(self, m: Any) -> Any:
         """The first row of the tile that comes ``m``-th; other orders can be defined."""
-        return m * self.config.tile_m
+        return m * self.tile_rows
 
     def _steps(self, part: Any) -> tuple[Any, Any]:
         """The first step along k of a part, or of this block, and the number of its steps."""
@@ -486,8 +504,10 @@ class MatmulLoop:
         config, problem = self.config, self.problem
         wm, wn = config.warpgroup_m, config.warpgroup_n
         own = config.alternate  # Each warpgroup has tiles of its own.
-        row = warpgroup * wm if config.split == "m" and not own else jnp.int32(0)
-        column = warpgroup * wn if config.split == "n" and not own else jnp.int32(0)
+        by_rows = warpgroup if config.split == "m" and not own else jnp.int32(0)
+        by_columns = warpgroup if config.split == "n" and not own else jnp.int32(0)
+        row, column = by_rows * wm, by_columns * wn
+        out_row, out_column = by_rows * self.part_rows, by_columns * self.part_columns
 
         def left(stage: Any) -> Any:
             rows = pl.ds(row, wm)
@@ -526,7 +546,7 @@ class MatmulLoop:
                 sums = acc[...]
                 release(last)
                 which = item.part if item.shared is None else item.shared
-                write(which, sums, item.m + row, item.n + column)
+                write(which, sums, item.m + out_row, item.n + out_column)
                 following = self._next(last)
                 return self._after(following, (self.turns - 1) * self.k_steps) if own else following
 
@@ -631,6 +651,14 @@ class MatmulLoop:
         plgpu.barrier_wait(multiplied)
         write(part, sums, m, n)
 
+    def columns_of(self, sums: Any) -> int:
+        """Columns of the result that come of a warpgroup's sums."""
+        return int(sums.shape[1])
+
+    def joined(self, sums: Any, first: int, columns: int) -> Any:
+        """So many of these columns, from the given one on, before the epilogue."""
+        return sums[:, first : first + columns]
+
     def finish(
         self,
         warpgroup: Any,
@@ -645,15 +673,16 @@ class MatmulLoop:
     ) -> None:
         """Writes a warpgroup's part of a finished tile, or of its sums over a part of k."""
         config = self.config
-        height, width = config.warpgroup_m, config.epilogue_n
+        height, width = self.part_rows, config.epilogue_n
+        count = self.columns_of(sums)
         if config.parts > 1:
             out = out.at[item_part]
         buffers = config.staging_buffers
         # If buffers do not take turns from tile to tile, the last one is the first one's.
-        uneven = -(-sums.shape[1] // width) % buffers != 0
-        for part, first in enumerate(range(0, sums.shape[1], width)):
+        uneven = -(-count // width) % buffers != 0
+        for part, first in enumerate(range(0, count, width)):
             # The last may be narrower in the transposed GEMM.
-            written = min(width, sums.shape[1] - first)
+            written = min(width, count - first)
             rows, columns = pl.ds(m, height), pl.ds(n + first, written)
             stage = part % buffers
             staging = out_smem.at[warpgroup, stage]
@@ -671,7 +700,7 @@ class MatmulLoop:
                 plgpu.copy_gmem_to_smem(operands[-1].at[window], staging, barrier)
                 plgpu.barrier_wait(barrier)
                 residual = view[...]
-            values = sums[:, first : first + written]
+            values = self.joined(sums, first, written)
             values = self.epilogue.apply(
                 values, operands, rows, columns, residual, swapped=config.swap
             )

@@ -240,11 +240,7 @@ def _call(
     if config.swap:
         problem, a, b = problem.swapped(), b, a
         region = None if region is None else region.swapped()
-    if not _shares_last(problem, config, epilogue):
-        config = dataclasses.replace(config, last_parts=1)
-    # A block that runs fewer steps than there are stages has no use for the others.
-    stages = max(2, min(config.stages, _most_steps(problem, config, epilogue, region)))
-    config = dataclasses.replace(config, stages=stages)
+    config = useful(lambda config: MatmulLoop(problem, config, epilogue, region), config)
     if region is not None:
         kernel = _kernel(problem, config, epilogue, MULTIPROCESSORS, region=region)
         return kernel(a, b, *operands)
@@ -252,26 +248,25 @@ def _call(
     return result if cropped is None else result[..., :cropped]
 
 
-def _shares_last(problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue) -> bool:
-    """Whether tiles are left that the blocks of clusters can share."""
-    if config.last_parts == 1:
-        return False
-    loop = MatmulLoop(problem, config, epilogue)
-    clusters = MULTIPROCESSORS // config.last_parts
-    _, left = loop.rounds_before_shared(clusters)
-    return 0 < left <= clusters and loop.k_steps >= config.last_parts
-
-
-def _most_steps(
-    problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue, region: Region | None
-) -> int:
-    """Steps along k of all tiles of one block, of that which has most."""
-    loop = MatmulLoop(problem, config, epilogue, region)
-    at_once = loop.items
-    if config.split_k == 1:
-        at_once = resident_clusters(config.cluster_blocks, MULTIPROCESSORS)
+def useful(loop_of: Callable[[MatmulConfig], MatmulLoop], config: MatmulConfig) -> MatmulConfig:
+    """A configuration without what is of no use to a loop with it: blocks that share last tiles
+    where none are left for them, and stages that no block has steps along k for."""
+    if config.last_parts > 1 and not _shares_last(loop_of(config)):
+        config = dataclasses.replace(config, last_parts=1)
+    loop, at_once = loop_of(config), resident_clusters(config.cluster_blocks, MULTIPROCESSORS)
+    if config.split_k > 1:
+        at_once = loop.items
     parts = config.parts * config.split_k
-    return -(-loop.items // at_once) * -(-loop.k_steps // parts)
+    steps = -(-loop.items // at_once) * -(-loop.k_steps // parts)
+    return dataclasses.replace(config, stages=max(2, min(config.stages, steps)))
+
+
+def _shares_last(loop: MatmulLoop) -> bool:
+    """Whether tiles are left that the blocks of clusters can share."""
+    parts = loop.config.last_parts
+    clusters = MULTIPROCESSORS // parts
+    _, left = loop.rounds_before_shared(clusters)
+    return 0 < left <= clusters and loop.k_steps >= parts
 
 
 @functools.lru_cache(maxsize=256)
