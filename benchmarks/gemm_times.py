@@ -47,6 +47,9 @@ bits in the tensor cores."""
 CUBLAS_ONLY = {"xla_gpu_enable_triton_gemm": False}
 """Options of XLA's compiler that save the search among kernels of its own."""
 
+LAYOUTS = ("nn", "nt", "tn", "tt")
+"""``"t"`` is an operand that is given transposed: (k, m) on the left, (n, k) on the right."""
+
 Shape = tuple[int, int, int]
 
 
@@ -59,35 +62,48 @@ class Case:
       dtype: ``"bf16"``; or ``"fp8"``, whose right operand is given as (n, k).
       configurations: of ours; None is what is chosen without options.
       search: whether XLA searches among all of its kernels, which takes seconds.
+      layout: of ``LAYOUTS``; always "nt" for float8.
     """
 
     shape: Shape
     dtype: str
     configurations: tuple[MatmulConfig | None, ...]
     search: bool = True
+    layout: str = "nn"
+
+    @property
+    def transposed(self) -> tuple[bool, bool]:
+        """Whether the left operand is given as (k, m), and the right one as (n, k)."""
+        left, right = "nt" if self.dtype == "fp8" else self.layout
+        return left == "t", right == "t"
 
     @property
     def sizes(self) -> Sizes:
         """What the estimate takes."""
-        fp8 = self.dtype == "fp8"
-        return Sizes(*self.shape, 1 if fp8 else 2, 2, transpose_b=fp8)
+        transpose_a, transpose_b = self.transposed
+        size = 1 if self.dtype == "fp8" else 2
+        return Sizes(*self.shape, size, 2, transpose_a, transpose_b)
 
     @property
     def operands(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         """Types of both."""
         m, n, k = self.shape
-        if self.dtype == "fp8":
-            e4m3 = jnp.float8_e4m3fn
-            return jax.ShapeDtypeStruct((m, k), e4m3), jax.ShapeDtypeStruct((n, k), e4m3)
-        return jax.ShapeDtypeStruct((m, k), jnp.bfloat16), jax.ShapeDtypeStruct(
-            (k, n), jnp.bfloat16
-        )
+        dtype = jnp.float8_e4m3fn if self.dtype == "fp8" else jnp.bfloat16
+        transpose_a, transpose_b = self.transposed
+        left, right = (k, m) if transpose_a else (m, k), (n, k) if transpose_b else (k, n)
+        return jax.ShapeDtypeStruct(left, dtype), jax.ShapeDtypeStruct(right, dtype)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether rows of the operands and of the result are multiples of 8 elements."""
+        return not any(one.shape[1] % 8 for one in self.operands) and self.shape[1] % 8 == 0
 
     def product(self, config: MatmulConfig | None) -> Callable[..., Any]:
         """Ours."""
         options: dict[str, Any] = {} if config is None else {"config": config}
+        options["transpose_a"], options["transpose_b"] = self.transposed
         if self.dtype == "fp8":
-            options |= {"out_dtype": jnp.bfloat16, "transpose_b": True}
+            options["out_dtype"] = jnp.bfloat16
         return lambda a, b: matmul(a, b, **options)
 
 
@@ -187,10 +203,10 @@ def ready(case: Case) -> Callable[[], Times]:
         return [jax.random.normal(i, x.shape, jnp.bfloat16).astype(x.dtype) for i, x in both]
 
     def error(a: Any, b: Any, got: Any) -> Any:
-        wanted = _dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), case.dtype, jnp.float32)
+        wanted = _dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), case, jnp.float32)
         return jnp.linalg.norm(got.astype(jnp.float32) - wanted) / jnp.linalg.norm(wanted)
 
-    by_xla = n % 8 or k % 8  # It may choose XLA's, which measures when it is compiled.
+    by_xla = not case.aligned  # It may choose XLA's, which measures when it is compiled.
     places = range(len(case.configurations))
     for index in () if by_xla else places:
         compiled(index)
@@ -205,7 +221,7 @@ def ready(case: Case) -> Callable[[], Times]:
         begin = time.monotonic()
         for index in places if by_xla else ():
             compiled(index)
-        for number, function in enumerate(_by_xla(case.dtype)):
+        for number, function in enumerate(_by_xla(case)):
             on_gpu = jax.default_backend() == "gpu"
             options = {} if case.search or not on_gpu else CUBLAS_ONLY
             xla = jax.jit(function, compiler_options=options)
@@ -228,7 +244,7 @@ def ready(case: Case) -> Callable[[], Times]:
         ours = {name: lambda run=run: run(a, b) for name, run in programs.items()}
         contenders = [Contenders("jax", lambda: clear(large), ours)]
         if operands.torch_is_there():
-            contenders.append(_by_torch(case.dtype, a, b))
+            contenders.append(_by_torch(case, a, b))
         found, kernels = in_random_order(timer, contenders, m + n + k)
         rivals = {name: found[name] for name in programs if name not in places}
         fastest = min(rivals, key=lambda name: statistics.median(rivals[name]), default=None)
@@ -332,33 +348,36 @@ def split(records: timing.Records, mark: timing.Records) -> list[timing.Records]
     return [records[i + width : end] for i, end in zip(places, ends, strict=True)]
 
 
-def _dot(a: Any, b: Any, dtype: str, result: Any) -> Any:
-    contracted = ((1,), (1 if dtype == "fp8" else 0,))
+def _dot(a: Any, b: Any, case: Case, result: Any) -> Any:
+    transpose_a, transpose_b = case.transposed
+    contracted = ((0 if transpose_a else 1,), (1 if transpose_b else 0,))
     return lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=result)
 
 
-def _by_xla(dtype: str) -> list[Callable[[Any, Any], Any]]:
+def _by_xla(case: Case) -> list[Callable[[Any, Any], Any]]:
     """Ways to write the product; of float8, XLA may make one call of cuBLASLt of some."""
-    if dtype == "bf16":
-        return [lambda a, b: a @ b]
 
     def converted(a: Any, b: Any) -> Any:
-        return _dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), dtype, jnp.bfloat16)
+        return _dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), case, jnp.bfloat16)
 
-    return [lambda a, b: _dot(a, b, dtype, jnp.bfloat16), converted]
+    plain = [lambda a, b: _dot(a, b, case, jnp.bfloat16)]
+    return plain if case.dtype == "bf16" else [*plain, converted]
 
 
-def _by_torch(dtype: str, left: Any, right: Any) -> Contenders:
+def _by_torch(case: Case, left: Any, right: Any) -> Contenders:
     """PyTorch's product."""
     import torch
 
-    a, b = operands.to_torch(left, right)
+    a, b = (
+        one.t() if transposed else one
+        for one, transposed in zip(operands.to_torch(left, right), case.transposed, strict=True)
+    )
 
     def product() -> Any:
-        if dtype == "bf16":
+        if case.dtype == "bf16":
             return torch.matmul(a, b)
         return torch._scaled_mm(
-            a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+            a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
         )
 
     one = torch.ones((), device="cuda")

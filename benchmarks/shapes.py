@@ -32,27 +32,30 @@ WORST = 25
 
 
 def drawn(
-    seed: int, count: int, dtype: str, rows: int, kind: str = "any"
+    seed: int, count: int, dtype: str, rows: int, kind: str = "any", layout: str = "nn"
 ) -> list[gemm_times.Shape]:
-    """The sample."""
+    """The sample. Where the left operand is transposed, products are gradients of weights, which
+    have tokens along k."""
     draw = gemm_shapes.draw_odd if kind == "odd" else gemm_shapes.draw
     shapes = draw(seed, count, MOST_FLOPS, rows)
+    if layout[0] == "t":
+        shapes = [(k, n, m) for m, n, k in shapes]
     if dtype == "fp8":  # The rivals take whole vectors of 16 elements only.
         shapes = [(m, -(-n // 16) * 16, -(-k // 16) * 16) for m, n, k in shapes]
     return list(dict.fromkeys(shapes))
 
 
-def case(shape: gemm_times.Shape, dtype: str, tune: int) -> Case:
+def case(shape: gemm_times.Shape, dtype: str, tune: int, layout: str = "nn") -> Case:
     """What is measured of a shape: without options, and so many configurations."""
-    plain = Case(shape, dtype, (None,))
+    plain = Case(shape, dtype, (None,), layout=layout)
     m, n, k = shape
-    if not tune or n % 8 or k % 8:  # Others are copied first, or have kernels without a choice.
+    if not (tune and plain.aligned):  # Others are copied first, or have kernels without a choice.
         return plain
     sizes = plain.sizes
     options = {"transpose_a": sizes.transpose_a, "transpose_b": sizes.transpose_b}
     left, _ = plain.operands
     listed = choice.matmul_configs(m, n, k, left.dtype, "bfloat16", **options)
-    return Case(shape, dtype, (None, *listed[1 : tune + 1]))
+    return Case(shape, dtype, (None, *listed[1 : tune + 1]), layout=layout)
 
 
 def summary(rows: Sequence[Times], of: Callable[[Times], float]) -> dict[str, float | int | None]:
@@ -95,10 +98,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, default=gemm_shapes.MOST_TOKENS, help="at most")
     some = "all, or only extents that are no multiples of 8"
     parser.add_argument("--kind", choices=["any", "odd"], default="any", help=some)
+    given = "how operands are given: t for a transposed one"
+    parser.add_argument("--layout", choices=gemm_times.LAYOUTS, default="nn", help=given)
     side_by_side.hold_option(parser)
     arguments = parser.parse_args(argv)
-    shapes = drawn(arguments.seed, arguments.count, arguments.dtype, arguments.rows, arguments.kind)
-    cases = [case(shape, arguments.dtype, arguments.tune) for shape in shapes]
+    dtype, layout = arguments.dtype, arguments.layout
+    rows, kind = arguments.rows, arguments.kind
+    shapes = drawn(arguments.seed, arguments.count, dtype, rows, kind, layout)
+    cases = [case(shape, dtype, arguments.tune, layout) for shape in shapes]
     return run(cases, arguments, "shapes", print_table)
 
 
