@@ -200,10 +200,10 @@ def pallasite_implementations() -> Names:  # type: ignore[empty-body]
     a kernel with one more grid axis, for ``jax.vmap``), ``"cache_keys"`` (what keys of the cache of
     kernels have to say of a kernel, and of the code that compiles it), ``"mosaic_layout"`` and
     ``"reduced_mosaic_layout"`` (layouts as objects of ``jax.experimental.mosaic.gpu``),
-    ``"run_on_host"`` (runs a kernel by a Python function) and ``"kernel_errors"`` (a context in
-    which the exceptions of such functions come out as they are). Two plugins with one name are an
-    error, here and with other names, unless one has a ``Replacement`` for it that overrides the
-    other."""
+    ``"separate_llvm"`` (LLVM in a process of its own), ``"run_on_host"`` (runs a kernel by a Python
+    function) and ``"kernel_errors"`` (a context in which the exceptions of such functions come out
+    as they are). Two plugins with one name are an error, here and with other names, unless one has
+    a ``Replacement`` for it that overrides the other."""
 
 
 @hookspec

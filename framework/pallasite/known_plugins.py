@@ -44,6 +44,12 @@ def known_plugins() -> tuple[KnownPlugin, ...]:
     return tuple(KnownPlugin(**one) for one in table)
 
 
+@functools.cache
+def is_own(plugin: str) -> bool:
+    """Whether a plugin comes with Pallasite."""
+    return plugin in ("pallasite", "standard") or any(one.name == plugin for one in known_plugins())
+
+
 def provider(kind: str, name: str) -> KnownPlugin | None:
     """The known plugin that provides ``name``, or None.
 

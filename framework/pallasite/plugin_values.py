@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import itertools
@@ -60,6 +61,20 @@ _LIBRARIES = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     )
 )
+
+_EMITTING = "LoweringRule Translation ViewRule KernelLifecycle BarrierKind BarrierOrder ProxyFence"
+"""The records that have functions which emit code."""
+
+NOTED: contextvars.ContextVar[dict[str, None] | None] = contextvars.ContextVar(
+    "noted", default=None
+)
+"""Whose code, other than Pallasite's own, had a part in the kernel that is being compiled."""
+
+
+def note_code(what: str) -> None:
+    """Notes that code which did not come with Pallasite emits something."""
+    if (noted := NOTED.get()) is not None:
+        noted[what] = None
 
 
 def fits(value: Any, annotation: str) -> bool:
@@ -133,13 +148,14 @@ def entries(value: Iterable[Any]) -> tuple[Any, ...]:
     return found
 
 
-def guarded(record: Any, plugin: str, hook: str) -> Any:
+def guarded(record: Any, plugin: str, hook: str, own: bool = True) -> Any:
     """A record of a plugin whose functions are called through guards.
 
     Args:
       record: what the hook returned, or one of several.
       plugin: the plugin's name and distribution, for messages.
       hook: the hook's name.
+      own: whether the plugin comes with Pallasite.
     """
     if not dataclasses.is_dataclass(record) or isinstance(record, type):
         return record
@@ -153,9 +169,10 @@ def guarded(record: Any, plugin: str, hook: str) -> Any:
             last = _split(functions[0].removeprefix("Callable[").rpartition("]")[0], ",")[-1]
             result = _RESULTS.get((kind, field.name), last)
             what = f"{hook} of plugin {plugin}: {field.name} of {_called(record)}"
-            guards[field.name] = Guard(value, what, result)
+            emits = kind in _EMITTING.split() and field.name != "applies"
+            guards[field.name] = Guard(value, what, result, emits and not own)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            guards[field.name] = guarded(value, plugin, hook)
+            guards[field.name] = guarded(value, plugin, hook, own)
     return dataclasses.replace(record, **guards) if guards else record
 
 
@@ -169,9 +186,9 @@ def _called(record: Any) -> str:
 class Guard:
     """A function of a plugin; equal to it, and to those that guard the same one."""
 
-    def __init__(self, function: Callable[..., Any], what: str, result: str):
+    def __init__(self, function: Callable[..., Any], what: str, result: str, notes: bool = False):
         functools.update_wrapper(self, function)
-        self._function, self._what, self._result = function, what, result
+        self._function, self._what, self._result, self._notes = function, what, result, notes
 
     def __eq__(self, other: object) -> bool:
         return bool(getattr(other, "_function", other) == self._function)
@@ -180,6 +197,8 @@ class Guard:
         return hash(self._function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._notes:
+            note_code(self._what)
         try:
             value = self._function(*args, **kwargs)
             if self._result.startswith("Iterable[") and not isinstance(value, str | Mapping):

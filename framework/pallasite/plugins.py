@@ -42,7 +42,7 @@ from pallasite.extensions import (
     Operation,
     StoreNamespace,
 )
-from pallasite.known_plugins import absent_plugins, known_plugins, remedy
+from pallasite.known_plugins import absent_plugins, is_own, known_plugins, remedy
 from pallasite.plugin_api import check_plugin_api, needed_by, stated_in_source
 from pallasite.plugin_checks import FIELDS, checked, implementations
 from pallasite.plugin_values import guarded
@@ -606,7 +606,7 @@ class PluginManager:
             raise
         if found.name in (CORE, STANDARD) or not isinstance(value, tuple):
             return value
-        return tuple(guarded(one, str(found), hook) for one in value)
+        return tuple(guarded(one, str(found), hook, is_own(found.name)) for one in value)
 
     def _fail(self, found: _Found, error: BaseException) -> None:
         kind = type(error).__name__

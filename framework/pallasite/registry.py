@@ -35,7 +35,6 @@ from pallasite.known_plugins import absent_plugins, remedy
 from pallasite.lifecycle import KernelLifecycle
 from pallasite.order_tables import BarrierTables, MemoryTables
 from pallasite.rule_selection import NO_PARAMS, RuleTable
-from pallasite.rules import Rule
 from pallasite.targets import Target
 from pallasite.view_rules import ViewRule
 
@@ -135,8 +134,6 @@ class Registry:
         target: Target,
         avals: Sequence[Any] = (),
         params: Mapping[str, Any] = NO_PARAMS,
-        *,
-        after: Sequence[LoweringRule] = (),
     ) -> LoweringRule:
         """The most specific lowering rule for an equation; see :meth:`RuleTable.find`.
 
@@ -144,10 +141,8 @@ class Registry:
           MissingRuleError: there is none; the message says which rules there are, and which plugin
             would provide one.
         """
-        rule = self.lowering.find(primitive, semantics, target, avals, params, after)
+        rule = self.lowering.find(primitive, semantics, target, avals, params)
         if rule is None:
-            if after:
-                raise no_next_rule("lowering rule", after, target)
             raise self._missing(primitive, semantics, target, avals, params)
         return rule
 
@@ -168,12 +163,10 @@ class Registry:
         target: Target,
         avals: Sequence[Any] = (),
         params: Mapping[str, Any] = NO_PARAMS,
-        *,
-        after: Sequence[LayoutRule] = (),
     ) -> LayoutRule | None:
         """The most specific rule that finds hints for an equation's layouts in lane semantics, or
         None. For the arguments see :meth:`lowering_rule`."""
-        return self.layouts.find(primitive, Semantics.LANE, target, avals, params, after)
+        return self.layouts.find(primitive, Semantics.LANE, target, avals, params)
 
     def passes(
         self, stage: Stage | None = None, *, target: Target | None = None
@@ -256,21 +249,3 @@ class Registry:
 
     def _targets_of(self, rule: LoweringRule) -> list[str]:
         return [name for name, target in self.targets.items() if rule.target.matches(target)]
-
-
-def no_next_rule(kind: str, called: Sequence[Rule], target: Target) -> MissingRuleError:
-    """The error for a rule that calls the next one, where it is the last.
-
-    Args:
-      kind: of rule, such as ``"lowering rule"``.
-      called: the rules that have been called, of which the last called the next.
-      target: what is compiled for.
-    """
-    rule = called[-1]
-    return MissingRuleError(
-        f"the {kind} of plugin {rule.plugin!r} for primitive {str(rule.primitive)!r} calls the next"
-        f" one, and there is none on target {target.name!r}",
-        expected="a rule that is less specific, or one that this one overrides",
-        hint="register this rule for fewer cases (operands=, requires=, targets=), or let it do"
-        " without another",
-    )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite.conflicts import check_no_tie, tie, winner
+from pallasite.errors import MissingRuleError
 from pallasite.rules import Rule
 from pallasite.semantics import Semantics
 from pallasite.targets import Target
@@ -111,6 +112,32 @@ class RuleTable[Kind: Rule]:
             if matching:
                 return self._best(primitive, matching, target)
         return None
+
+    def next(
+        self,
+        called: Sequence[Kind],
+        semantics: Semantics,
+        target: Target,
+        avals: Sequence[Any],
+        params: Mapping[str, Any],
+    ) -> Kind:
+        """The rule that the last of some rules calls, of which each has called the next.
+
+        Raises:
+          MissingRuleError: there is none.
+        """
+        rule = called[-1]
+        found = self.find(rule.primitive, semantics, target, avals, params, called)
+        if found is not None:
+            return found
+        raise MissingRuleError(
+            f"the {self._kind[:-1]} of plugin {rule.plugin!r} for primitive"
+            f" {str(rule.primitive)!r} calls the next one, and there is none on target"
+            f" {target.name!r}",
+            expected="a rule that is less specific, or one that this one overrides",
+            hint="register this rule for fewer cases (operands=, requires=, targets=), or let it do"
+            " without another",
+        )
 
     def _best(self, primitive: Primitive, rules: Sequence[Kind], target: Target) -> Kind:
         chosen = rules[0] if len(rules) == 1 else winner(rules)

@@ -280,6 +280,7 @@ def pallasite_implementations() -> dict[str, str]:
         "mosaic_layout": "pallasite_std.inline.layouts:fragmented_layout",
         "run_on_host": "pallasite_std.host_calls:run_on_host",
         "reduced_mosaic_layout": "pallasite_std.inline.layouts:reduced_layout",
+        "separate_llvm": "pallasite_std.llvm_process:separate_llvm",
     }
 
 

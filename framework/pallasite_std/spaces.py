@@ -6,6 +6,7 @@ import math
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from pallasite.plugin import is_own, manager, note_code
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import GMEM, MemorySpace, memory_space_of
 from pallasite_std.barriers.base import BARRIER_SPACE
@@ -79,3 +80,10 @@ def space_of(aval: Any) -> MemorySpace:
     if _jax.issubdtype(getattr(aval, "dtype", None), _jax.semaphore_dtype):
         return SEMAPHORES
     return space if isinstance(space, MemorySpace) else GMEM
+
+
+def note_space(ctx: RuleContext, space: MemorySpace) -> None:
+    """Notes that a space of a plugin that did not come with Pallasite emits code."""
+    owner = ctx.kernel.registry.owners_of_spaces.get(space.name, "standard")
+    if not is_own(owner):
+        note_code(f"memory space {space.name} of plugin {manager().label(owner)}")

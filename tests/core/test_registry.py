@@ -303,7 +303,9 @@ def by_params(avals, params):
 
 
 def found(registry: Registry, *avals, semantics=LANE, target=NEW, after=(), **params):
-    return registry.lowering_rule(ADD, semantics, target, avals, params, after=after)
+    if after:
+        return registry.lowering.next(after, semantics, target, avals, params)
+    return registry.lowering_rule(ADD, semantics, target, avals, params)
 
 
 def test_rule_for_the_operands_goes_before_one_for_the_target():

@@ -12,7 +12,7 @@ from typing import Any
 
 from pallasite.codegen.compiled import Change
 from pallasite.errors import CompilationError, PallasiteError, SourceLocation
-from pallasite.known_plugins import known_plugins
+from pallasite.known_plugins import is_own
 
 
 @contextlib.contextmanager
@@ -40,8 +40,7 @@ def attributed_errors(
 def _attributed(error: PallasiteError, changes: Sequence[Change], kernel: str) -> PallasiteError:
     if not isinstance(error, CompilationError):
         # Programs are wrong more often than passes that come with Pallasite.
-        known = {one.name for one in known_plugins()}
-        changes = [one for one in changes if one.plugin not in known]
+        changes = [one for one in changes if not is_own(one.plugin)]
     found = [one for one in changes if str(one) in error.message]
     if changes and not found:
         found = list(changes)

@@ -16,7 +16,9 @@ from pallasite.codegen.compiled import CompiledKernel, LoweredKernel, ModuleText
 from pallasite.codegen.llvm_ir import translate
 from pallasite.errors import CompilationError
 from pallasite.ir.context import bytecode
+from pallasite.known_plugins import is_own
 from pallasite.passes.pipeline import PassContext, run_stage
+from pallasite.plugin_values import NOTED
 
 
 def compile_lowered(
@@ -52,11 +54,15 @@ def compile_lowered(
         with context.timed("translate"):
             llvm = context.llvm = translate(module)
     with contextlib.ExitStack() as stack:
+        separate = _separate_llvm(context, stack)
         with context.timed("llvm-parse"):
+            if separate is not None:
+                separate.read(llvm)
             llvm_module = stack.enter_context(ptx_emission.parsed(llvm))
         llvm_module = run_stage("llvm", llvm_module, context)
         with context.timed("ptx-emit"):
-            ptx = ptx_emission.emit(llvm_module, target)
+            separate = separate or _separate_llvm(context, stack)
+            ptx = ptx_emission.emit(llvm_module, target, separate)
     ptx = run_stage("ptx", ptx, context)
     resources, cubin, sass = lowered.resources, None, None
     if assemble or disassemble:
@@ -89,6 +95,16 @@ def compile_lowered(
         location=context.spec and context.spec.location,
         changes=tuple(context.changes),
     )
+
+
+def _separate_llvm(context: PassContext, stack: contextlib.ExitStack) -> Any:
+    """LLVM in a process of its own, which code of others may end; None if there is none."""
+    stages = [one.stage for one in context.changes if not is_own(one.plugin)]
+    noted = tuple(NOTED.get() or ())
+    if not noted and "mlir" not in stages and "llvm" not in stages:
+        return None
+    start = plugins.manager().implementation("separate_llvm")
+    return stack.enter_context(start(context.kernel, ptx_emission.settings(context.target), noted))
 
 
 def _assemble(ptx: str, context: PassContext) -> Assembly:

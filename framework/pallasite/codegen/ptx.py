@@ -14,7 +14,7 @@ instructions:
   takes over a second in either. Both are switched off: rules emit vector accesses themselves, and
   constant offsets are folded by another pass, given ``nsw`` index arithmetic.
 * LLVM ends the process when it cannot select an instruction. What reaches it must therefore have
-  been checked before.
+  been checked before, or it runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -82,6 +82,12 @@ def _binding() -> Any:
     return binding
 
 
+def settings(target: Target) -> tuple[tuple[str, ...], str, dict[str, Any]]:
+    """LLVM's options, the triple, and the arguments of the target machine of a target."""
+    name, features = target.architecture or target.name, f"+ptx{target.ptx_version}"
+    return _OPTIONS, TRIPLE, {"cpu": name, "features": features, "opt": _CODEGEN_LEVEL}
+
+
 def target_machine(target: Target) -> Any:
     """The LLVM target machine of a target; kept for the life of the process.
 
@@ -98,9 +104,8 @@ def target_machine(target: Target) -> Any:
     with _lock:
         machine = _machines.get((name, version))
         if machine is None:
-            machine = _binding().Target.from_triple(TRIPLE).create_target_machine(
-                cpu=name, features=f"+ptx{version}", opt=_CODEGEN_LEVEL
-            )  # fmt: skip
+            _, triple, arguments = settings(target)
+            machine = _binding().Target.from_triple(triple).create_target_machine(**arguments)
             with parsed(_PROBE) as module:
                 ptx = str(machine.emit_assembly(module))
             if f".version {version // 10}.{version % 10}\n" not in ptx or "add.rn.f16" not in ptx:
@@ -215,9 +220,9 @@ def optimize(module: Any, target: Target, *, speed_level: int = _DEFAULT_SPEED_L
             builder.getModulePassManager().run(module, builder)
 
 
-def emit(module: Any, target: Target) -> str:
-    """The PTX of an llvmlite module."""
+def emit(module: Any, target: Target, machine: Any = None) -> str:
+    """The PTX of an llvmlite module; by default from the target machine of this process."""
     with _lock:
-        ptx = str(target_machine(target).emit_assembly(module))
+        ptx = str((machine or target_machine(target)).emit_assembly(module))
     # Labels for debug sections that do not exist, and an empty section.
     return _DEBUG_NOISE.sub("", ptx)

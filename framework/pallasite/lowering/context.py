@@ -224,9 +224,8 @@ class RuleContext:
         Raises:
           MissingRuleError: there is none.
         """
-        rule = self.kernel.registry.lowering_rule(
-            self.primitive, self.semantics, self.target, self.avals_in, params, after=self.rules
-        )
+        table = self.kernel.registry.lowering
+        rule = table.next(self.rules, self.semantics, self.target, self.avals_in, params)
         context = dataclasses.replace(self, rules=(*self.rules, rule))
         return rule.function(context, *operands, **params)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite.extensions import LayoutRule
-from pallasite.registry import Registry, no_next_rule
+from pallasite.registry import Registry
+from pallasite.semantics import Semantics
 from pallasite.targets import Target
 
 if TYPE_CHECKING:
@@ -39,11 +40,8 @@ class LayoutContext:
         Raises:
           MissingRuleError: there is none.
         """
-        rule = self.registry.layout_rule(
-            self.primitive, self.target, self.avals_in, params, after=self.rules
-        )
-        if rule is None:
-            raise no_next_rule("layout rule", self.rules, self.target)
+        table = self.registry.layouts
+        rule = table.next(self.rules, Semantics.LANE, self.target, self.avals_in, params)
         found: Sequence[Layout | None] = rule.function(
             dataclasses.replace(self, rules=(*self.rules, rule)), wanted, **params
         )

@@ -25,7 +25,7 @@ from pallasite.jaxpr_visitor import Visitor
 from pallasite.launch import Allocation
 from pallasite.lowering.equations import errors_at_equation as errors_at_equation
 from pallasite.lowering.geometry import Geometry
-from pallasite.registry import Registry, no_next_rule
+from pallasite.registry import Registry
 from pallasite.resource import Resource
 from pallasite.targets import Target
 
@@ -221,11 +221,8 @@ class EstimatorContext:
         Raises:
           MissingRuleError: there is none.
         """
-        rule = self.registry.resources.find(
-            self.rules[-1].primitive, self.semantics, self.target, avals, params, after=self.rules
-        )
-        if rule is None:
-            raise no_next_rule("resource rule", self.rules, self.target)
+        table = self.registry.resources
+        rule = table.next(self.rules, self.semantics, self.target, avals, params)
         context = dataclasses.replace(self, rules=(*self.rules, rule))
         needed: Resources = rule.function(context, *avals, **params)
         return needed

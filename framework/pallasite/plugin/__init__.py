@@ -61,6 +61,7 @@ from pallasite.extensions import StoreNamespace as StoreNamespace
 from pallasite.extensions import Translation as Translation
 from pallasite.hookspecs import hookimpl as hookimpl
 from pallasite.jaxpr_table import JaxprPrimitive as JaxprPrimitive
+from pallasite.known_plugins import is_own as is_own
 from pallasite.lifecycle import KernelLifecycle as KernelLifecycle
 from pallasite.lifecycle import imported_on_call as imported_on_call
 from pallasite.memory_events import GENERIC as GENERIC
@@ -74,6 +75,7 @@ from pallasite.order_tables import BarrierTables as BarrierTables
 from pallasite.order_tables import MemoryTables as MemoryTables
 from pallasite.plugin_api import PLUGIN_API as PLUGIN_API
 from pallasite.plugin_options import option as option
+from pallasite.plugin_values import note_code as note_code
 from pallasite.plugins import manager as manager
 from pallasite.registry import Registry as Registry
 from pallasite.resource import BARRIERS as BARRIERS

@@ -22,6 +22,7 @@ from pallasite.errors import MissingNameError, PluginError
 from pallasite.language.spec import KernelSpec
 from pallasite.launch import DeviceMesh
 from pallasite.lowering import recording
+from pallasite.plugin_values import NOTED
 from pallasite.runtime import serialization
 from pallasite.runtime.store import SealedStore
 from pallasite.stores import KERNELS
@@ -271,7 +272,7 @@ def _environment() -> tuple[Hashable, ...]:
 
 
 def _compile(request: _Request) -> CompiledKernel:
-    with plugins.one_registry():
+    with plugins.one_registry(), config.bound(NOTED, {}):
         return _compile_anew(request)
 
 

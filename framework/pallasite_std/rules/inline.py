@@ -9,7 +9,14 @@ import jax
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite.plugin import InvalidTypeError, InvalidValueError, PallasiteError, RuleSet, Semantics
+from pallasite.plugin import (
+    InvalidTypeError,
+    InvalidValueError,
+    PallasiteError,
+    RuleSet,
+    Semantics,
+    note_code,
+)
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.layouts import Layout, RegisterLayout, SplatLayout, describe
 from pallasite.plugin.lowering import LayoutContext, RegisterArray, RuleContext, Value, resolve
@@ -58,6 +65,8 @@ def _inline(
         else _array(value, wanted, number, values)
         for number, (value, wanted) in enumerate(zip(flat, arg_types, strict=True))
     ]
+    if not str(getattr(function, "__module__", "")).startswith("pallasite_std."):
+        note_code(f"inlined code {_name(function)}")
     launch: Any = ctx.launch
     first = None
     if values == "mosaic":

@@ -19,6 +19,7 @@ from pallasite.plugin.lowering import (
     Value,
 )
 from pallasite_std.memory.array_indices import OWN_INDICES, read_at, split_transforms, write_at
+from pallasite_std.spaces import note_space
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)
@@ -37,6 +38,7 @@ def _space(ctx: RuleContext, reference: Value) -> MemorySpace:
             got=type(reference).__name__,
             expected="a reference to global or shared memory",
         )
+    note_space(ctx, space)
     return space
 
 

@@ -31,7 +31,7 @@ from pallasite.plugin.lowering import (
 from pallasite_std.barriers.allocation import describe_barriers
 from pallasite_std.barriers.base import is_barrier
 from pallasite_std.memory.thread_arrays import EACH_THREAD, thread_array
-from pallasite_std.spaces import space_of
+from pallasite_std.spaces import note_space, space_of
 
 rules = RuleSet()
 _ALL = (Semantics.LANE, Semantics.WARP)
@@ -104,6 +104,7 @@ def _run_scoped(
         memory = data = False
         for variable in jaxpr.invars:
             space = space_of(variable.aval)
+            note_space(ctx, space)
             if space.is_value:
                 references.append(space.enter_scope(ctx, variable.aval, axes))
                 continue

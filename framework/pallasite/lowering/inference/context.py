@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pallasite import _jax
 from pallasite.barrier_kinds import BarrierRole, BarrierUse
 from pallasite.errors import InternalError, PallasiteError, SourceLocation
-from pallasite.extensions import InferenceRule, LoweringRule, Semantics
+from pallasite.extensions import InferenceRule, Semantics
 from pallasite.ir import types
 from pallasite.language.memory import MemorySpace, memory_space_of
 from pallasite.layouts.memory import MemoryLayout
@@ -48,7 +48,8 @@ from pallasite.lowering.inference.views import (
 from pallasite.lowering.layout_report import Insertion
 from pallasite.lowering.memory_access import memory_access
 from pallasite.memory_events import GENERIC, EventContext, EventKind, Proxy
-from pallasite.registry import no_next_rule
+from pallasite.rule_selection import RuleTable
+from pallasite.rules import Rule
 
 if TYPE_CHECKING:
     from pallasite.lowering.inference.walk import Walk
@@ -94,25 +95,12 @@ class InferenceContext:
     declared: bool = False
     rules: tuple[InferenceRule, ...] = ()
 
-    def find_rule(self, params: Mapping[str, Any]) -> InferenceRule | None:
-        """The most specific rule for the equation that is not being called yet."""
-        kernel = self.walk.kernel
-        return kernel.registry.inference.find(
+    def find_rule[Kind: Rule](self, table: RuleTable[Kind]) -> Kind | None:
+        """The most specific rule of a kind for the equation."""
+        return table.find(
             self.equation.primitive,
             self.semantics,
-            kernel.target,
-            self.avals_in,
-            params,
-            after=self.rules,
-        )
-
-    def lowering_rule(self) -> LoweringRule | None:
-        """The rule that will lower the equation, or None, of which lowering complains."""
-        kernel = self.walk.kernel
-        return kernel.registry.lowering.find(
-            self.equation.primitive,
-            self.semantics,
-            kernel.target,
+            self.walk.kernel.target,
             self.avals_in,
             self.equation.params,
         )
@@ -133,9 +121,9 @@ class InferenceContext:
         Raises:
           MissingRuleError: there is none.
         """
-        rule = self.find_rule(params)
-        if rule is None:
-            raise no_next_rule("inference rule", self.rules, self.walk.kernel.target)
+        kernel = self.walk.kernel
+        table = kernel.registry.inference
+        rule = table.next(self.rules, self.semantics, kernel.target, self.avals_in, params)
         return self.call(rule, operands, params)
 
     @property

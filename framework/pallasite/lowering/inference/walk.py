@@ -224,7 +224,8 @@ class _JaxprWalk(Visitor[AbstractValue]):
         with errors_at_equation(equation):
             check_elements(equation)
             ctx.declared_events(operands)
-            lowering, rule = ctx.lowering_rule(), ctx.find_rule(equation.params)
+            registry = self.walk.kernel.registry
+            lowering, rule = ctx.find_rule(registry.lowering), ctx.find_rule(registry.inference)
             if lowering is not None and lowering.layouts == "any":
                 results = with_any_layouts(ctx, operands, lowering)
             elif rule is not None:
