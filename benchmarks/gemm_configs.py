@@ -188,7 +188,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--few", action="store_true", help="shapes of few tiles and long k")
     parser.add_argument("--shapes", nargs="*", help="these, as MxNxK, rather than drawn ones")
     parser.add_argument(
-        "--within", nargs="*", type=_box, help="drawn ones within these, as M-MxN-NxK-K"
+        "--within", nargs="*", type=gemm_shapes.box, help="drawn ones within these, as M-MxN-NxK-K"
     )
     parser.add_argument(
         "--clusters", action="store_true", help="every way to share operands of the best tiles"
@@ -225,12 +225,6 @@ def main(argv: Sequence[str]) -> int:
         configurations = (None, *listed(sizes, arguments.most, **ways))
         cases.append(Case(shape, arguments.dtype, configurations, arguments.search))
     return shapes.run(cases, arguments, "gemm_configs", print_table)
-
-
-def _box(text: str) -> list[range]:
-    """Ranges of m, n and k."""
-    ends = [tuple(map(int, one.split("-"))) for one in text.split("x")]
-    return [range(low, high + 1) for low, high in ends]
 
 
 def _parsed(text: str) -> Shape:

@@ -119,6 +119,12 @@ def draw_within(
     return [one for one in in_turn if one is not None][:count]
 
 
+def box(text: str) -> list[range]:
+    """Ranges of m, n and k."""
+    ends = [tuple(map(int, one.split("-"))) for one in text.split("x")]
+    return [range(low, high + 1) for low, high in ends]
+
+
 def draw_few_tiles(seed: int, count: int) -> list[tuple[int, int, int]]:
     """A sample of shapes of so few tiles that one or two rounds of them do not fill a GPU; n and k
     are multiples of 64."""

@@ -15,6 +15,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
+import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -34,6 +36,7 @@ from pallasite_hopper.ops.mixed.config import default_config
 LARGEST_ERROR = 1e-2
 MOST_FLOPS = 2e12
 LEAST_ROWS = 257
+MOST_PARTS = 12
 OTHERS = 5
 """Tiles of a shape besides the default's."""
 
@@ -77,6 +80,14 @@ def drawn(seed: int, count: int) -> list[Case]:
     fitting = [one for one in shapes if one[0] >= LEAST_ROWS and one[1] % 128 == one[2] % 128 == 0]
     kinds = ("int8", "int4")
     return [Case(*one, kinds[i % 2]) for i, one in enumerate(dict.fromkeys(fitting))][:count]
+
+
+def drawn_within(seed: int, count: int, boxes: Sequence[Sequence[range]]) -> list[Case]:
+    """A sample of shapes within boxes, of columns and depths in multiples of 128."""
+    shapes = gemm_shapes.draw_within(seed, 4 * count, boxes, MOST_FLOPS)
+    rounded = [(m, -(-n // 128) * 128, -(-k // 128) * 128) for m, n, k in shapes]
+    kinds = ("int8", "int4")
+    return [Case(*one, kinds[i % 2]) for i, one in enumerate(dict.fromkeys(rounded))][:count]
 
 
 def named(shape: str) -> Case:
@@ -136,6 +147,37 @@ def _by_cluster(case: Case, default: MixedConfig) -> list[MixedConfig]:
     return [dataclasses.replace(default, cluster=2)] if fits else []
 
 
+def _by_parts(case: Case, default: MixedConfig) -> list[MixedConfig]:
+    """Tiles whose steps several blocks share, by one warpgroup or two, with the least rows that any
+    block multiplies."""
+    found = []
+    for warpgroups, tiles, parts in itertools.product((1, 2), range(1, 7), range(1, 7)):
+        multiple = 8 * parts
+        tile_m = -(-case.m // (tiles * multiple)) * multiple
+        if tile_m > 256 or case.k < 128 * parts:
+            continue
+        rounds = -(-case.m // tile_m) * -(-case.n // (64 * warpgroups)) * parts / 132
+        step = max(tile_m, 0.4 * tile_m + 53 + 3 * case.bits) * warpgroups / 2
+        rows = math.ceil(rounds) * (step / parts + 32e3 / case.k) + 4e4 / case.k * (parts > 1)
+        for tile_k in (128, 64):
+            config = dataclasses.replace(
+                default, tile_m=tile_m, tile_n=64 * warpgroups, warpgroups=warpgroups,
+                tile_k=tile_k, split_k=parts, cluster=1, epilogue_m=min(32, tile_m),
+            ).filled(case.bits, 2)  # fmt: skip
+            if config.stages > 3:
+                found.append((rows, config))
+                break
+    found.sort(key=lambda one: one[0])
+    return [config for _, config in found if config != default][:MOST_PARTS]
+
+
+def _by_epilogue(case: Case, default: MixedConfig) -> list[MixedConfig]:
+    """Other numbers of rows that are written at a time."""
+    others = [rows for rows in (16, 32, 64) if rows not in (default.epilogue_m,)]
+    listed = [dataclasses.replace(default, epilogue_m=rows) for rows in others]
+    return [one for one in listed if one.filled(case.bits, 2).stages > 2]
+
+
 def _by_order(case: Case, default: MixedConfig) -> list[MixedConfig]:
     """Other orders of tiles."""
     del case
@@ -151,6 +193,8 @@ WAYS = {
     "cluster": _by_cluster,
     "depth": _by_depth,
     "order": _by_order,
+    "parts": _by_parts,
+    "epilogue": _by_epilogue,
 }
 """What else is measured: each lists configurations, given the case and the library's choice."""
 
@@ -234,6 +278,10 @@ def describe(config: MixedConfig) -> str:
         found += f", {config.tile_n} columns"
     if config.cluster > 1:
         found += f", clusters of {config.cluster}"
+    if config.warpgroups == 1:
+        found += ", one warpgroup"
+    if config.epilogue_m != 32:
+        found += f", {config.epilogue_m} written"
     if config.split_k > 1:
         found += f", {config.split_k} parts"
     return found + ("" if config.fractions else ", whole numbers")
@@ -251,13 +299,24 @@ def main(argv: Sequence[str]) -> int:
     side_by_side.hold_option(parser)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=["tiles"], help="what to vary")
     parser.add_argument(
+        "--within",
+        nargs="+",
+        type=gemm_shapes.box,
+        help="drawn ones within these, as M-MxN-NxK-K",
+    )
+    parser.add_argument(
         "--shapes", nargs="+", help="these, such as int8:4096x8192x8192, before those drawn"
     )
     arguments = parser.parse_args(argv)
     print(harness.machine(), flush=True)
+    seed, count = arguments.seed, arguments.count
+    if arguments.within:
+        sample = drawn_within(seed, count, arguments.within)
+    else:
+        sample = drawn(seed, count)
     outcomes = side_by_side.prepared(
         functools.partial(ready, ways=arguments.ways),
-        [*map(named, arguments.shapes or ()), *drawn(arguments.seed, arguments.count)],
+        [*map(named, arguments.shapes or ()), *sample],
         arguments.processes,
         arguments.seconds,
         arguments.hold,

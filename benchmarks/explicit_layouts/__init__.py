@@ -21,8 +21,8 @@ from explicit_layouts.sources import LIBRARY, ORIGINALS
 sources.install()
 
 FAMILIES = {
-    "dense": ("dense", "epilogue"),
-    "mixed": ("mixed",),
+    "dense": ("dense", "epilogue", "exchange"),
+    "mixed": ("mixed", "exchange"),
     "ragged": ("ragged_common", "ragged", "transposed_ragged"),
     "forward": ("forward",),
     "backward": ("backward_tiles", "backward_rows", "backward_worker"),

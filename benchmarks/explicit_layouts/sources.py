@@ -24,6 +24,7 @@ LIBRARY = "pallasite_hopper.ops"
 ORIGINALS = {
     "dense": f"{LIBRARY}.dense.kernel",
     "epilogue": "pallasite_std.ops.dense.epilogue",
+    "exchange": f"{LIBRARY}.exchange",
     "mixed": f"{LIBRARY}.mixed.kernel",
     "ragged_common": f"{LIBRARY}.ragged.common",
     "ragged": f"{LIBRARY}.ragged.kernel",

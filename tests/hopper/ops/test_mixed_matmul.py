@@ -123,12 +123,16 @@ def test_shapes_that_do_not_divide(m, n, k, transpose, weights):
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize(("split", "scaled"), [(2, True), (4, False)])
-def test_split_depth(split, scaled):
-    """Parts of k that are not all of one size, one of them possibly empty."""
+@pytest.mark.parametrize(
+    ("split", "tile_m", "scaled"), [(2, 16, True), (4, 16, False), (3, 24, True), (8, 24, False)]
+)
+def test_split_depth(split, tile_m, scaled):
+    """Parts of k that are not all of one size, some possibly empty; rows that blocks can divide
+    among each other, and others."""
     a, w = inputs(20, 136, 64 * 5)
     scales = jnp.linspace(0.5, 2, 136) if scaled else None
-    config = MixedConfig(tile_m=16, epilogue_m=8, stages=2, split_k=split)
+    config = MixedConfig(tile_m=tile_m, epilogue_m=16, stages=2, split_k=split)
+    assert config.exchanges == (tile_m % (8 * split) == 0)
     check(a, w, scales=scales, config=config)
 
 
@@ -142,6 +146,8 @@ def test_split_depth(split, scaled):
         MixedConfig(tile_m=16, epilogue_m=8, tile_k=64, stages=2, grid_minor="m", group=2),
         MixedConfig(tile_m=32, epilogue_m=8, tile_k=64, stages=2, cluster=2),
         MixedConfig(tile_m=16, epilogue_m=8, tile_k=64, stages=2, cluster=2, split_k=2),
+        MixedConfig(tile_m=24, epilogue_m=16, tile_n=64, warpgroups=1, stages=3),
+        MixedConfig(tile_m=48, tile_n=64, warpgroups=1, stages=2, split_k=3),
     ],
     ids=lambda config: (
         f"{config.tile_m}x{config.tile_n}x{config.tile_k}x{config.cluster}x{config.split_k}"
@@ -211,7 +217,7 @@ def test_tiles_that_fill_rounds():
         ((3000, 6144, 5120), 160, 128, 1),  # 912, seven rounds
         ((423, 3072, 3072), 88, 128, 1),  # 120
         ((256, 4096, 4096), 128, 64, 2),  # 64 of two blocks
-        ((200, 8192, 8192), 104, 128, 1),  # 128
+        ((200, 8192, 8192), 208, 64, 2),  # 64 of two blocks
     ):
         config = default_config(*extents, 8, 2)
         assert (config.tile_m, config.tile_k, config.split_k) == (rows, depth, parts)

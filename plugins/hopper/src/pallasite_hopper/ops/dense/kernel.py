@@ -22,6 +22,7 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.dense.config import MatmulConfig
+from pallasite_hopper.ops.exchange import Received, collect, exchange, steps_of
 from pallasite_std.api import Epilogue, MatmulProblem
 
 _RESIDENT = {4: 30, 8: 14}
@@ -189,28 +190,6 @@ class Region:
     def swapped(self) -> Region:
         """The same of the transposed result."""
         return Region(self.n, self.n_end, self.m, self.m_end)
-
-
-@dataclasses.dataclass(frozen=True)
-class Received:
-    """Where a block gets the sums of others.
-
-    Attributes:
-      sums: shared memory, for each warpgroup.
-      summed: barriers that these sums complete.
-      unused: what warpgroups of all blocks arrive at when they have read the last stage, if
-        ``sums`` is where the stages were; else None.
-    """
-
-    sums: Any
-    summed: Any
-    unused: Any
-
-    def wait_until_unused(self) -> None:
-        """Waits until sums may be sent."""
-        if self.unused is not None:
-            plgpu.barrier_arrive(self.unused)
-            plgpu.barrier_wait(self.unused)
 
 
 class MatmulLoop:
@@ -420,12 +399,7 @@ class MatmulLoop:
             return 0, self.k_steps
         if config.split_k > 1:
             part = lax.axis_index("part")
-        # The first parts have a step more if they are not equal.
-        least, more = divmod(self.k_steps, parts)
-        first = part * least + lax.min(part, jnp.int32(more))
-        if not least:  # Parts without a step get one beyond the end, of zeros.
-            return first, jnp.int32(1)
-        return first, least + (part < more).astype(jnp.int32)
+        return steps_of(part, parts, self.k_steps)
 
     def _next(self, stage: Any) -> Any:
         following = stage + 1
@@ -568,32 +542,11 @@ class MatmulLoop:
         m: Any,
         n: Any,
     ) -> None:
-        """Adds up what the blocks of a cluster have for one tile; each writes a part of it.
-
-        Every block sends the others their columns of its sums.
-        """
-        split = max(self.config.split_k, self.config.last_parts)
-        width = self.config.warpgroup_n // split
-
-        def as_block(block: int) -> None:
-            for distance in range(1, split):
-                other = (block + distance) % split
-                plgpu.async_store_smem(
-                    sums[:, other * width : (other + 1) * width],
-                    received.sums.at[warpgroup, distance - 1],
-                    received.summed.at[warpgroup],
-                    cluster_idx=jnp.int32(other),
-                    cluster_dim="part",
-                )
-            total = sums[:, block * width : (block + 1) * width]
-            plgpu.barrier_wait(received.summed.at[warpgroup])
-            for place in range(split - 1):
-                total = total + received.sums[warpgroup, place]
-            write(part, total, m, n + block * width)
-
-        received.wait_until_unused()
-        blocks = [functools.partial(as_block, block) for block in range(split)]
-        lax.switch(lax.axis_index("part"), blocks)
+        """Adds up what the blocks of a cluster have for one tile; each writes a part of it."""
+        parts = max(self.config.split_k, self.config.last_parts)
+        exchange(
+            parts, warpgroup, received, sums, lambda total, first: write(part, total, m, n + first)
+        )
 
     def _add_if_shared(
         self,
@@ -607,35 +560,17 @@ class MatmulLoop:
     ) -> None:
         """Writes a tile. One that is shared is written by the first block, to which the others send
         their sums, or each block writes a part of it."""
-        if self.config.exchanges_last:
-            exchange = functools.partial(self._add_parts, warpgroup, received, write)
-            alone = functools.partial(write, jnp.int32(0), sums, m, n)
-            lax.cond(shared, lambda: exchange(jnp.int32(0), sums, m, n), alone)
-            return
+        parts = self.config.last_parts
+        add = exchange if self.config.exchanges_last else collect
 
-        def send(block: int) -> None:
-            plgpu.async_store_smem(
-                sums,
-                received.sums.at[warpgroup, block - 1],
-                received.summed.at[warpgroup],
-                cluster_idx=jnp.int32(0),
-                cluster_dim="part",
-            )
+        def write_from(total: Any, first: int) -> None:
+            write(jnp.int32(0), total, m, n + first)
 
-        def receive() -> None:
-            plgpu.barrier_wait(received.summed.at[warpgroup])
-            total = sums
-            for place in range(self.config.last_parts - 1):
-                total = total + received.sums[warpgroup, place]
-            write(jnp.int32(0), total, m, n)
-
-        def add() -> None:
-            received.wait_until_unused()
-            others = range(1, self.config.last_parts)
-            each = [receive, *(functools.partial(send, block) for block in others)]
-            lax.switch(lax.axis_index("part"), each)
-
-        lax.cond(shared, add, lambda: write(jnp.int32(0), sums, m, n))
+        lax.cond(
+            shared,
+            lambda: add(parts, warpgroup, received, sums, write_from),
+            lambda: write_from(sums, 0),
+        )
 
     def _write_when_multiplied(
         self,

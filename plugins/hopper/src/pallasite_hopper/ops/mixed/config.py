@@ -46,13 +46,15 @@ class MixedConfig:
 
     Attributes:
       tile_m: rows of the result that a block computes at a time, a multiple of 8 up to 256.
-      tile_n: columns, a multiple of 128: two warpgroups halve them.
+      tile_n: columns, a multiple of 64 for each warpgroup.
+      warpgroups: that share the columns, 1 or 2.
       tile_k: depth of one step, a multiple of 64.
       pieces: parts of a step that are converted and multiplied in turn, an even number of at least
         32 elements.
       stages: steps that are in flight.
-      split_k: so many blocks share the work on a tile, each a part of k, as a cluster (so 1 to 8,
-        a power of two); the first one adds up their sums.
+      split_k: so many blocks share the work on a tile, each a part of k, as a cluster (so 1 to 8).
+        Each adds up the sums of a part of the rows, if these are multiples of 8; else the first one
+        has all of them.
       cluster: blocks beside each other along n, 1 or 2, that fetch their activations together.
       group: so many tiles along ``grid_minor`` are visited before going on along the other
         direction.
@@ -64,6 +66,7 @@ class MixedConfig:
 
     tile_m: int = 256
     tile_n: int = 128
+    warpgroups: int = 2
     tile_k: int = 64
     pieces: int = 2
     stages: int = 4
@@ -78,12 +81,14 @@ class MixedConfig:
         self._require(
             self.tile_m % 8 == 0 and 0 < self.tile_m <= 256, "tile_m", "a multiple of 8 up to 256"
         )
-        self._require(self.tile_n % 128 == 0 and self.tile_n > 0, "tile_n", "a multiple of 128")
+        self._require(self.warpgroups in (1, 2), "warpgroups", "1 or 2")
+        fits = self.tile_n % (64 * self.warpgroups) == 0 and self.tile_n > 0
+        self._require(fits, "tile_n", "a multiple of 64 for each warpgroup")
         self._require(self.tile_k % 64 == 0 and self.tile_k > 0, "tile_k", "a multiple of 64")
         fits = self.pieces > 0 and self.pieces % 2 == 0 and self.tile_k % (32 * self.pieces) == 0
         self._require(fits, "pieces", "an even number of parts of tile_k, of 32 elements or more")
         self._require(self.stages >= 2, "stages", "at least 2")
-        self._require(self.split_k in (1, 2, 4, 8), "split_k", "1, 2, 4 or 8")
+        self._require(1 <= self.split_k <= 8, "split_k", "1 to 8")
         self._require(self.cluster in (1, 2), "cluster", "1 or 2")
         fits = self.cluster == 1 or self.tile_m % 16 == 0
         self._require(
@@ -98,6 +103,11 @@ class MixedConfig:
             raise InvalidValueError(
                 f"MixedConfig.{name} does not fit", got=getattr(self, name), expected=expected
             )
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether each block that shares a tile adds up and writes a part of its rows."""
+        return self.split_k > 1 and self.tile_m % (8 * self.split_k) == 0
 
     def scale_rows(self, group: int) -> int:
         """Rows of factors that one step reads, with groups of so many elements; 0 without."""
@@ -122,6 +132,8 @@ class MixedConfig:
         step += self.scale_rows(group) * self.tile_n * 2
         staging = 2 * self.epilogue_m * self.tile_n * out_size
         sums = (self.split_k - 1) * self.tile_m * self.tile_n * 4
+        if self.exchanges:
+            sums //= self.split_k
         return self.stages * step + staging + sums + _RESERVE
 
     def filled(self, weight_bits: int, out_size: int, group: int = 0) -> MixedConfig:

@@ -2,9 +2,9 @@
 
 Only the left operand of the tensor cores may come from registers, so a block computes tiles of the
 transposed result, weights (n, k) times activations (k, m). A producer warpgroup keeps a circular
-buffer of stages filled; each of two consumer warpgroups reads its rows of the weights, converts
-them piece by piece, and keeps one matmul in flight meanwhile. Pieces alternate between two sets of
-registers, since a matmul reads its own until it is done.
+buffer of stages filled; each of one or two consumer warpgroups reads its rows of the weights,
+converts them piece by piece, and keeps one matmul in flight meanwhile. Pieces alternate between two
+sets of registers, since a matmul reads its own until it is done.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
+from pallasite_hopper.ops.exchange import Received, collect, exchange, steps_of
 from pallasite_hopper.ops.mixed.config import MixedConfig
 from pallasite_std.api import MixedProblem
 
-COMPUTE = 2
-"""Compute warpgroups."""
-
-MEMORY_REGISTERS, COMPUTE_REGISTERS = 40, 232
-"""Registers of a lane after reallocation: 168 for each of 384 lanes, reallocated."""
+REGISTERS = {1: (40, 216), 2: (40, 232)}
+"""Registers of a lane of producer and compute warpgroups, by the number of the latter: the 255 or
+168 that all of them start with, reallocated."""
 
 
 def build(
@@ -36,28 +35,28 @@ def build(
     """The kernel as a function of the activations, the weights and the scales."""
     loop = _Loop(problem, config)
     out_dtype = np.dtype(problem.out_dtype)
-    split = config.split_k
+    split, compute = config.split_k, config.warpgroups
     # Where k is split, each cluster has one tile, so that the buffers for sums are used once.
     clusters = loop.tiles if split > 1 else min(multiprocessors // config.cluster, loop.tiles)
     weights = (
         (config.tile_n, config.tile_k) if problem.transposed else (config.tile_k, config.tile_n)
     )
-    half = config.tile_n // COMPUTE
+    part = config.tile_n // compute
     scratch = {
         "a_smem": plgpu.SMEM((config.stages, config.tile_m, config.tile_k), problem.dtype),
         "w_smem": plgpu.SMEM((config.stages, *weights), problem.weights),
-        "out_smem": plgpu.SMEM((COMPUTE * 2, config.epilogue_m, half), out_dtype),
+        "out_smem": plgpu.SMEM((compute * 2, config.epilogue_m, part), out_dtype),
         "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=config.stages),
-        "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages)
+        "empty": plgpu.Barrier(num_arrivals=compute, num_barriers=config.stages)
         if config.cluster == 1
         else plgpu.ClusterBarrier(
-            collective_axes=("side",), num_arrivals=COMPUTE, num_barriers=config.stages
+            collective_axes=("side",), num_arrivals=compute, num_barriers=config.stages
         ),
     }
     if split > 1:
-        shape = ((split - 1) * COMPUTE, half, config.tile_m)
-        scratch["sums_smem"] = plgpu.SMEM(shape, jnp.float32)
-        scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=COMPUTE)
+        width = config.tile_m // (split if config.exchanges else 1)
+        scratch["sums_smem"] = plgpu.SMEM((compute, split - 1, part, width), jnp.float32)
+        scratch["summed"] = plgpu.Barrier(num_arrivals=split - 1, num_barriers=compute)
     if problem.group:
         scratch["scale_smem"] = plgpu.SMEM(
             (config.stages, loop.scale_rows, config.tile_n), problem.dtype
@@ -69,7 +68,7 @@ def build(
         grid_names=("blocks",),
         cluster=(split, config.cluster),
         cluster_names=("part", "side"),
-        num_threads=COMPUTE + 1,
+        num_threads=compute + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
         kernel_name="mixed_matmul",
@@ -108,7 +107,6 @@ class _Loop:
         self.m_tiles = -(-problem.m // config.tile_m)
         self.n_tiles = -(-problem.n // (config.tile_n * config.cluster))
         self.k_steps = -(-problem.k // config.tile_k)
-        self.steps = -(-self.k_steps // config.split_k)
         self.depth = config.tile_k // config.pieces
         self.scale_rows = config.scale_rows(problem.group)
         self.copies = 3 if problem.group else 2
@@ -136,22 +134,23 @@ class _Loop:
     ) -> None:
         """The kernel's body."""
         *scales, out = refs
+        compute_warpgroups = self.config.warpgroups
+        memory_registers, compute_registers = REGISTERS[compute_warpgroups]
         warpgroup = lax.axis_index("warpgroup")
 
         def memory() -> None:
-            plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
+            plgpu.set_max_registers(memory_registers, action="decrease")
             self._fetch(a, w, scales, a_smem, w_smem, scale_smem, full, empty)
 
         def compute() -> None:
-            plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-            finish = functools.partial(
-                self._finish, warpgroup, scales, out, out_smem, sums_smem, summed
-            )
+            plgpu.set_max_registers(compute_registers, action="increase")
+            received = Received(sums_smem, summed)
+            finish = functools.partial(self._finish, warpgroup, scales, out, out_smem, received)
             self._compute(warpgroup, finish, a_smem, w_smem, scale_smem, full, empty)
             plgpu.wait_smem_to_gmem(0)
 
-        pl.when(warpgroup == COMPUTE)(memory)
-        pl.when(warpgroup < COMPUTE)(compute)
+        pl.when(warpgroup == compute_warpgroups)(memory)
+        pl.when(warpgroup < compute_warpgroups)(compute)
 
     def _over_tiles(self, body: Callable[[Any, Any, Any], Any], carry: Any) -> Any:
         """``carry = body(m, n, carry)`` for each of this block's tiles, one if k is split."""
@@ -173,8 +172,7 @@ class _Loop:
         """The first step along k, and the number of steps (1 at least: zeros beyond the end)."""
         if self.config.split_k == 1:
             return jnp.int32(0), self.k_steps
-        start = lax.axis_index("part") * self.steps
-        return start, jnp.clip(self.k_steps - start, 1, self.steps)
+        return steps_of(lax.axis_index("part"), self.config.split_k, self.k_steps)
 
     def _next(self, stage: Any) -> Any:
         following = stage + 1
@@ -239,8 +237,8 @@ class _Loop:
         empty: Any,
     ) -> None:
         config, problem = self.config, self.problem
-        half = config.tile_n // COMPUTE
-        rows = pl.ds(warpgroup * half, half)
+        part = config.tile_n // config.warpgroups
+        rows = pl.ds(warpgroup * part, part)
 
         def loaded(stage: Any) -> Any:
             """A warpgroup's weights of one step; all loads are issued at once."""
@@ -294,10 +292,10 @@ class _Loop:
                 last = lax.fori_loop(1, steps, step, stage)
                 sums = acc[...]
                 plgpu.barrier_arrive(empty.at[last])
-                finish(sums, m, n + warpgroup * half)
+                finish(sums, m, n + warpgroup * part)
                 return self._next(last)
 
-            shape = (half, config.tile_m)
+            shape = (part, config.tile_m)
             return pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
 
         self._over_tiles(tile, jnp.int32(0))
@@ -308,52 +306,40 @@ class _Loop:
         scales: Any,
         out: Any,
         out_smem: Any,
-        sums_smem: Any,
-        summed: Any,
+        received: Received,
         sums: Any,
         m: Any,
         n: Any,
     ) -> None:
-        """Adds up the sums of a cluster's blocks in its first one, which writes the result."""
+        """Writes a warpgroup's part of a finished tile, where blocks share it after adding up."""
+
+        def write(total: Any, first: int) -> None:
+            self._write(warpgroup, scales, out, out_smem, total, m + first, n)
+
         if self.config.split_k == 1:
-            self._write(warpgroup, scales, out, out_smem, sums, m, n)
+            write(sums, 0)
             return
-        part = lax.axis_index("part")
-
-        def send() -> None:
-            target = sums_smem.at[(part - 1) * COMPUTE + warpgroup]
-            plgpu.async_store_smem(
-                sums, target, summed.at[warpgroup], cluster_idx=0, cluster_dim="part"
-            )
-
-        def collect() -> None:
-            plgpu.barrier_wait(summed.at[warpgroup])
-            total = sums
-            for other in range(self.config.split_k - 1):
-                total = total + sums_smem[other * COMPUTE + warpgroup]
-            self._write(warpgroup, scales, out, out_smem, total, m, n)
-
-        pl.when(part == 0)(collect)
-        pl.when(part > 0)(send)
+        add = exchange if self.config.exchanges else collect
+        add(self.config.split_k, warpgroup, received, sums, write)
 
     def _write(
         self, warpgroup: Any, scales: Any, out: Any, out_smem: Any, sums: Any, m: Any, n: Any
     ) -> None:
-        """Writes a warpgroup's part of a finished tile, transposed."""
-        config = self.config
-        half, width = config.tile_n // COMPUTE, config.epilogue_m
-        columns = pl.ds(n, half)
+        """Writes a warpgroup's part of a finished tile, transposed: some rows of the result."""
+        part_n, count = sums.shape
+        width = min(self.config.epilogue_m, count)
+        columns = pl.ds(n, part_n)
         factors = None
         if self.problem.column_scale:
             factors = scales[0][columns]
             if self.fractions:
                 factors = factors * _DENOMINATOR
-        parts = -(-config.tile_m // width)
+        parts = -(-count // width)
         uneven = parts % 2 != 0
         for part in range(parts):
-            written = min(width, config.tile_m - part * width)
+            written = min(width, count - part * width)
             staging = out_smem.at[warpgroup * 2 + part % 2]
-            if written < width:
+            if written < self.config.epilogue_m:
                 staging = staging.at[pl.ds(0, written)]
             # If buffers do not take turns from tile to tile, the last one is the first one's.
             in_flight = 0 if uneven and part == 0 else 1
