@@ -237,21 +237,39 @@ def _on_nothing(x):
         "loop": lambda: lax.fori_loop(
             0, 3, lambda _, c: (c[0], c[1] + 1 + jnp.prod(c[0])), (x[:0], x)
         )[1],
+        "carried by a loop": lambda: lax.while_loop(
+            lambda c: c[0][0, 0] < 5, lambda c: (c[0] + 1, c[1] * 2), (x, x[:0])
+        ),
+        "made by a loop": lambda: lax.scan(lambda c, y: (c + y, (c * y, y[:0])), x[0], x),
+        "taken by a loop": lambda: lax.map(lambda y: (jnp.sum(y[0]), y[1] * 2), (x[:, :0], x)),
+        "made by a branch": lambda: lax.cond(
+            x[0, 0] > 0, lambda: (x + 1, x[:0]), lambda: (x, x[:0] * 2)
+        ),
+        "made by a call": lambda: jax.jit(lambda y: (y + 1, y[:, :0]))(x),
+        "number of a call": lambda: jax.jit(lambda e: jnp.sum(e))(x[:0]),
         "call": lambda: jax.jit(lambda e, y: y + jnp.max(e, initial=3))(x[:, :0], x),
         "update": lambda: lax.dynamic_update_slice(x, x[:0], (0, 0)),
     }
 
 
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
 @pytest.mark.parametrize("name", _on_nothing(None))
-def test_arrays_without_elements(name):
+def test_arrays_without_elements(name, semantics):
     x = np.arange(62, dtype=np.float32).reshape(2, 31)
-    function = lambda x: _on_nothing(x)[name]()  # noqa: E731
+    function = lambda x: jax.tree.leaves(_on_nothing(x)[name]())  # noqa: E731
 
-    def body(x_ref, out_ref):
-        out_ref[...] = function(x_ref[...])
+    def body(x_ref, *out_refs):
+        for out_ref, value in zip(out_refs, function(x_ref[...]), strict=True):
+            out_ref[...] = value
 
-    found = jax.jit(plgpu.kernel(body, out_type=jax.eval_shape(function, x)))(x)
-    np.testing.assert_allclose(found, function(jnp.asarray(x)))
+    expected = function(jnp.asarray(x))
+    found = plgpu.kernel(
+        body,
+        out_type=[jax.ShapeDtypeStruct(one.shape, one.dtype) for one in expected],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )(x)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -70,3 +70,17 @@ def test_as_with_32_bits(target, operation, shapes):
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert one.dtype == np.float32
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.uint32])
+@pytest.mark.parametrize("wide", [False, True])
+def test_labels_that_32_bits_do_not_hold(wide, dtype):
+    """They count as the nearest class, also in arrays of NumPy, which JAX converts modulo 2**32."""
+    logits = np.random.default_rng(0).standard_normal((3, 7)).astype(np.float32)
+    labels = np.array([0, 2**32 - 1, 2**31], dtype)
+    wide_logits = logits.astype(np.float64)
+    classes = wide_logits[np.arange(3), np.minimum(labels, 6).astype(int)]
+    expected = np.log(np.sum(np.exp(wide_logits), axis=1)) - classes
+    with on("sm_120a"), jax.enable_x64(wide):
+        found = ops.softmax_cross_entropy(logits, labels)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.extend.core import primitives
@@ -24,14 +24,19 @@ def _scan(
     *operands: Any, jaxpr: Any, length: int, reverse: bool, unroll: int, **params: Any
 ) -> list[Any]:
     constants, carries, _ = _jax.scan_operand_counts(params)
+    operands = tuple(jnp.zeros(x.shape, x.dtype) if 0 in x.shape else x for x in operands)
     given, start = operands[:constants], operands[constants : constants + carries]
     scanned = operands[constants + carries :]
     run = _jax.jaxpr_as_function(jaxpr)
     stacked = [variable.aval for variable in jaxpr.outvars[carries:]]
     if length == 0:
-        return [*start, *[jax.numpy.zeros((0, *aval.shape), aval.dtype) for aval in stacked]]
+        return [*start, *[jnp.zeros((0, *aval.shape), aval.dtype) for aval in stacked]]
+    shapes = [(x.shape, x.dtype) for x in scanned]
+    shapes += [((length, *aval.shape), aval.dtype) for aval in stacked]
 
-    def scoped(*references: Any) -> list[Any]:
+    def scoped(*allocated: Any) -> list[Any]:
+        left = iter(allocated)
+        references = [_Nothing(*one) if 0 in one[0] else next(left) for one in shapes]
         inputs, outputs = references[: len(scanned)], references[len(scanned) :]
         for reference, array in zip(inputs, scanned, strict=True):
             reference[...] = array
@@ -47,10 +52,21 @@ def _scan(
         final = lax.fori_loop(0, length, body, tuple(start), unroll=unroll)
         return [*final, *[reference[...] for reference in outputs]]
 
-    shapes = [(x.shape, x.dtype) for x in scanned]
-    shapes += [((length, *aval.shape), aval.dtype) for aval in stacked]
-    memory = [MemorySpace.SMEM(shape, dtype) for shape, dtype in shapes]
+    memory = [MemorySpace.SMEM(shape, dtype) for shape, dtype in shapes if 0 not in shape]
     return list(pl.run_scoped(scoped, *memory, collective_axes=EACH_THREAD))
+
+
+class _Nothing:
+    """Stands for a reference to an array without elements."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any):
+        self.shape, self.dtype = shape, dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        return jnp.zeros(self.shape if index is ... else self.shape[1:], self.dtype)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        pass
 
 
 DEFINITIONS = {primitives.scan_p: Definition(_scan, _scans_arrays)}

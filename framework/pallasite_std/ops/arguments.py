@@ -198,12 +198,12 @@ def zeros(shape: tuple[int, ...], dtype: Any, *operands: Any) -> jax.Array:
     return result
 
 
-def saturated(integers: jax.Array) -> jax.Array:
+def saturated(integers: Any) -> Any:
     """Integers as int32: those that it does not hold as the nearest that it does."""
     kind, limits = jnp.iinfo(integers.dtype), np.iinfo(np.int32)
     if kind.max > limits.max:
-        integers = jnp.clip(integers, max(kind.min, limits.min), limits.max)
-    return integers.astype(jnp.int32)
+        integers = integers.clip(max(kind.min, limits.min), limits.max)
+    return integers.astype(np.int32)
 
 
 def in_32_bits[**P, T](function: Callable[P, T]) -> Callable[P, T]:
@@ -215,15 +215,16 @@ def in_32_bits[**P, T](function: Callable[P, T]) -> Callable[P, T]:
     """
 
     def narrow(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array):
+        if not isinstance(leaf, jax.Array | np.ndarray):
             return leaf
         return saturated(leaf) if leaf.dtype in (np.int64, np.uint64) else leaf
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        # Also of NumPy, whose arrays JAX converts without saturation.
+        args, kwargs = jax.tree.map(narrow, (args, kwargs))
         if not jax.config.jax_enable_x64:
             return function(*args, **kwargs)
-        args, kwargs = jax.tree.map(narrow, (args, kwargs))
         with jax.enable_x64(False):
             return function(*args, **kwargs)
 

@@ -122,12 +122,16 @@ def _of_nothing(equation: Any, *operands: Any, **params: Any) -> Sequence[Any]:
 
 
 class _Expansion:
-    """Rewrites jaxprs equation by equation; keys become arrays of their words."""
+    """Rewrites jaxprs equation by equation.
+
+    Keys become arrays of their words. Nothing makes or takes arrays without elements: what calls,
+    branches and loops pass on as such becomes a scalar that nobody reads.
+    """
 
     def __init__(self, table: dict[Any, Definition], carriers: Any):
         self.table = table
         self.carriers = carriers
-        self.words: dict[Any, Any] = {}
+        self.replaced: dict[Any, Any] = {}
         self.location: SourceLocation | None = None
         self.has_updates = False
 
@@ -152,7 +156,10 @@ class _Expansion:
         if left:
             left -= _used(jaxpr.replace(eqns=equations))
             equations = [one for one in equations if left.isdisjoint(one.outvars)]
-        changed |= any(_is_key(atom) for atom in (*jaxpr.invars, *jaxpr.constvars))
+        changed |= any(
+            _is_key(atom) or _is_empty_array(atom)
+            for atom in (*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars)
+        )
         if not changed:
             return jaxpr
         return jaxpr.replace(
@@ -175,18 +182,21 @@ class _Expansion:
         return found
 
     def atom(self, atom: Any) -> Any:
-        """The same operand or variable; of keys, that of their words."""
-        if isinstance(atom, _jax.Literal) or not _is_key(atom):
+        """The same operand or variable, or what stands for it."""
+        empty = _is_empty_array(atom)
+        if isinstance(atom, _jax.Literal) or not (empty or _is_key(atom)):
             return atom
-        if atom not in self.words:
-            self.words[atom] = _jax.new_var(_words(atom.aval))
-        return self.words[atom]
+        if atom not in self.replaced:
+            aval = _words(atom.aval)
+            self.replaced[atom] = _jax.new_var(aval.update(shape=()) if empty else aval)
+        return self.replaced[atom]
 
     def operand(self, atom: Any) -> Any:
-        """The same for an operand; arrays without elements, which nothing makes, are constants."""
-        if isinstance(atom, _jax.Literal) or not _is_empty_array(atom):
+        """The same for an operand; for arrays without elements, which nothing makes, a constant."""
+        if not _is_empty_array(atom):
             return self.atom(atom)
-        return _jax.Literal(np.zeros((), atom.aval.dtype), atom.aval)
+        aval = _words(atom.aval).update(shape=())
+        return _jax.Literal(np.zeros((), aval.dtype), aval)
 
     def equation(self, equation: Any) -> Any:
         """One equation, or what replaces it, or None if it makes nothing."""
@@ -249,7 +259,7 @@ class _Expansion:
         self.location = _jax.user_location(equation.source_info) or outer
         jaxprs = [self.jaxpr(region.jaxpr) for region in regions]
         self.location = outer
-        empty = any(map(_without_elements, equation.invars))
+        empty = any(map(_without_elements, (*equation.invars, *equation.outvars)))
         same = all(new is old.jaxpr for new, old in zip(jaxprs, regions, strict=True))
         if same and not keys and not empty:
             return equation
@@ -262,7 +272,7 @@ class _Expansion:
     def call(self, equation: Any, definition: Callable[..., Sequence[Any]]) -> Any:
         """A call of what defines an equation's primitive."""
         # Arrays without elements are nobody's operands, since nothing makes them.
-        operands = [self.atom(atom) for atom in equation.invars]
+        operands = [a if _without_elements(a) else self.atom(a) for a in equation.invars]
         given = [atom for atom in operands if not _without_elements(atom)]
         # What is an operand twice is one: definitions may do the same to it once.
         unique = list({id(atom): atom for atom in given}.values())

@@ -85,7 +85,7 @@ def _parts(
 ) -> tuple[int, list[tuple[Any, tuple[int, ...]]]] | None:
     """Along which dimension a variable is made of others, and these: variables outside, each with
     the shape in which it is part of the result; ``inputs`` is None outside."""
-    equation = producers.get(atom)
+    equation = producers.get(atom) if _is_variable(atom) else None
     if equation is None:
         return None
     if equation.primitive is _lax.concatenate_p:
