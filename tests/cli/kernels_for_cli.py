@@ -35,6 +35,13 @@ def both(x):
 both.example_inputs = (jax.ShapeDtypeStruct((128,), jnp.float32),)
 
 
+def twice(x):
+    return scale(x, factor=3.0) + scale(x)
+
+
+twice.example_inputs = both.example_inputs
+
+
 @plgpu.kernel(
     out_type=jax.ShapeDtypeStruct((64, 64), jnp.bfloat16),
     scratch_types=[plgpu.SMEM((64, 64), jnp.bfloat16), plgpu.Barrier()],

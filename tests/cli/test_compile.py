@@ -21,6 +21,7 @@ def test_lists_what_a_file_offers(command, kernel):
         "scale": "example scale_128",
         "add": "add_args()",
         "both": "both.example_inputs",
+        "twice": "twice.example_inputs",
         "copy": "give --arg for x_ref",
         "filled_copy": "give --arg for x_ref",
         "zeros": "takes none",
@@ -88,6 +89,14 @@ def test_several_kernels(command, kernel):
     assert ".entry add(" in result.out
     result = command("compile", kernel("both"), *TARGET, "--only", "sub")
     assert "calls no kernel named 'sub'\n  expected: one of scale, add" in result.err
+
+
+def test_several_kernels_of_one_name(command, kernel):
+    for options in ((), ("--only", "scale")):
+        result = command("compile", kernel("twice"), *TARGET, *options)
+        assert result.status == 1
+        expected = "2 different kernels\n  got: scale, scale\n  try: give each another kernel_name"
+        assert expected in result.err
 
 
 def test_writes_a_file_as_a_whole(command, kernel, tmp_path, monkeypatch):

@@ -55,6 +55,16 @@ def test_given_inputs(run, tmp_path):
         assert "0 float32[512] 6 6 6 6, 6, 6, 6, ..." in words(run("triple", "--arg", text).out)
 
 
+def test_files_of_types_that_numpy_does_not_know(run, tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.full(512, 2, ml_dtypes.bfloat16))
+    result = run("triple", "--arg", path)
+    assert result.status == 1
+    assert "none of numbers\n  got: void16[512]\n  try: say the type" in result.err
+    read = make(argument(f"bf16[512]:{path}"), np.random.default_rng(0))
+    np.testing.assert_array_equal(read, np.full(512, 2, ml_dtypes.bfloat16))
+
+
 def test_inputs_of_the_file(run):
     result = run("thrice")
     assert result.status == 1

@@ -65,10 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
             arguments, assemble=stage == "cubin", disassemble=stage == "sass"
         )
     if len(compiled) > 1:
+        names = [kernel.name for kernel in compiled]
+        unique = next((name for name in names if names.count(name) == 1), None)
         raise InvalidValueError(
             f"{arguments.kernel} calls {len(compiled)} different kernels",
-            got=", ".join(kernel.name for kernel in compiled),
-            hint=f"--only {compiled[0].name}",
+            got=", ".join(names),
+            hint=f"--only {unique}" if unique else "give each another kernel_name",
         )
     content = getattr(compiled[0], stage)
     if isinstance(content, str):

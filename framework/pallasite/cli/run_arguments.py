@@ -163,4 +163,10 @@ def _from_file(one: Argument) -> Any:
                 got=f"{value.dtype.name}{list(value.shape)}",
                 expected=str(one.type),
             )
+    elif value.dtype.kind not in "biufc":
+        raise InvalidValueError(
+            f"{one.fill} has elements of a type that is none of numbers",
+            got=f"{value.dtype.name}{list(value.shape)}",
+            hint=f"say the type, such as 'bf16[1024]:{one.fill}', which files of NumPy do not know",
+        )
     return np.ascontiguousarray(value)
