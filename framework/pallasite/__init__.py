@@ -22,36 +22,20 @@ _imported = (time.time_ns(), time.monotonic_ns())
 
 _SUBMODULES = ("config", "errors", "gpu", "ops", "plugins")
 
+_BY_MODULE = {
+    "codegen.compiled": "CompiledKernel",
+    "errors": "CompilationError ConfigError ExecutionError InternalError InvalidTypeError"
+    " InvalidValueError MissingNameError MissingRuleError PallasiteError PluginError ResourceError"
+    " TargetError UnsupportedError",
+    "extensions": "Executor Pass RuleSet Semantics",
+    "hookspecs": "hookimpl",
+    "language.params": "CompilerParams",
+    "language.target_scope": "target",
+    "runtime": "compile compile_all",
+    "targets": "Target",
+}
 _EXPORTS = {
-    "CompiledKernel": "pallasite.codegen.compiled",
-    "CompilerParams": "pallasite.language.params",
-    "Executor": "pallasite.extensions",
-    "Pass": "pallasite.extensions",
-    "RuleSet": "pallasite.extensions",
-    "Semantics": "pallasite.extensions",
-    "Target": "pallasite.targets",
-    "compile": "pallasite.runtime",
-    "compile_all": "pallasite.runtime",
-    "hookimpl": "pallasite.hookspecs",
-    "target": "pallasite.language.target_scope",
-    **dict.fromkeys(
-        (
-            "CompilationError",
-            "ConfigError",
-            "ExecutionError",
-            "InternalError",
-            "InvalidTypeError",
-            "InvalidValueError",
-            "MissingNameError",
-            "MissingRuleError",
-            "PallasiteError",
-            "PluginError",
-            "ResourceError",
-            "TargetError",
-            "UnsupportedError",
-        ),
-        "pallasite.errors",
-    ),
+    name: f"pallasite.{module}" for module, names in _BY_MODULE.items() for name in names.split()
 }
 
 __all__ = ["__version__", *_SUBMODULES, *_EXPORTS]  # noqa: PLE0604

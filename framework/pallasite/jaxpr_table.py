@@ -319,9 +319,11 @@ def _check(entry: JaxprPrimitive, equation: Any, region: Region) -> None:
         wrong = f"{outputs} results for {len(jaxpr.outvars)} outputs"
     elif region.carried and len(region.carried) != outputs:
         wrong = f"{len(region.carried)} carried inputs for {outputs} outputs"
-    elif _beyond(region.operands, len(equation.invars)):
+    elif _beyond((*region.operands, region.selector), len(equation.invars)):
         wrong = f"an operand that is not among the equation's {len(equation.invars)}"
-    elif _beyond(region.results, len(equation.outvars)):
+    elif _beyond((*region.carried, *region.scoped, *(one for one, _ in region.states)), given):
+        wrong = f"an input that is not among its {given}"
+    elif _beyond((*region.results, *(one for _, one in region.states)), len(equation.outvars)):
         wrong = f"a result that is not among the equation's {len(equation.outvars)}"
     elif any(one is not None and region.operands[one] is None for one in region.carried):
         wrong = "a carried input that is no operand"
@@ -335,4 +337,4 @@ def _check(entry: JaxprPrimitive, equation: Any, region: Region) -> None:
 
 
 def _beyond(numbers: Sequence[int | None], count: int) -> bool:
-    return any(number is not None and number >= count for number in numbers)
+    return any(number is not None and not 0 <= number < count for number in numbers)

@@ -33,6 +33,7 @@ _ALIASES = {
 }
 _ABSTRACT = {
     "AbstractContextManager": contextlib.AbstractContextManager,
+    "Hashable": collections.abc.Hashable,
     "Iterable": collections.abc.Iterable,
     "Mapping": collections.abc.Mapping,
     "Sequence": collections.abc.Sequence,
@@ -65,16 +66,17 @@ _LIBRARIES = tuple(
 _EMITTING = "LoweringRule Translation ViewRule KernelLifecycle BarrierKind BarrierOrder ProxyFence"
 """The records that have functions which emit code."""
 
-NOTED: contextvars.ContextVar[dict[str, None] | None] = contextvars.ContextVar(
+NOTED: contextvars.ContextVar[dict[str, bool] | None] = contextvars.ContextVar(
     "noted", default=None
 )
-"""Whose code, other than Pallasite's own, had a part in the kernel that is being compiled."""
+"""Whose code, other than Pallasite's own, had a part in the kernel that is being compiled, the
+latest last, and whether it may have emitted something."""
 
 
-def note_code(what: str) -> None:
-    """Notes that code which did not come with Pallasite emits something."""
+def note_code(what: str, emits: bool = True) -> None:
+    """Notes that code which did not come with Pallasite has a part in the kernel."""
     if (noted := NOTED.get()) is not None:
-        noted[what] = None
+        noted[what] = noted.pop(what, False) or emits
 
 
 def fits(value: Any, annotation: str) -> bool:
@@ -118,7 +120,11 @@ def fits(value: Any, annotation: str) -> bool:
 def wrong_field(record: Any) -> tuple[str, str] | None:
     """The first field of a record whose value is none that its annotation says; and that."""
     package, _, module = type(record).__module__.partition(".")
-    if not dataclasses.is_dataclass(record) or package != "pallasite" or "." in module:
+    if (
+        not dataclasses.is_dataclass(record)
+        or package != "pallasite"
+        or ("." in module and type(record).__name__ != "Resources")
+    ):
         return None  # It is none of the records that hooks return, or that these hold.
     for field in dataclasses.fields(record):
         annotation = str(field.type)
@@ -170,7 +176,7 @@ def guarded(record: Any, plugin: str, hook: str, own: bool = True) -> Any:
             result = _RESULTS.get((kind, field.name), last)
             what = f"{hook} of plugin {plugin}: {field.name} of {_called(record)}"
             emits = kind in _EMITTING.split() and field.name != "applies"
-            guards[field.name] = Guard(value, what, result, emits and not own)
+            guards[field.name] = Guard(value, what, result, None if own else emits)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             guards[field.name] = guarded(value, plugin, hook, own)
     return dataclasses.replace(record, **guards) if guards else record
@@ -184,11 +190,18 @@ def _called(record: Any) -> str:
 
 
 class Guard:
-    """A function of a plugin; equal to it, and to those that guard the same one."""
+    """A function of a plugin; equal to it, and to those that guard the same one.
 
-    def __init__(self, function: Callable[..., Any], what: str, result: str, notes: bool = False):
+    Attributes:
+      what: whose it is, and of what.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], what: str, result: str, emits: bool | None = None
+    ):
         functools.update_wrapper(self, function)
-        self._function, self._what, self._result, self._notes = function, what, result, notes
+        self._function, self._result = function, result
+        self.what, self._emits = what, emits
 
     def __eq__(self, other: object) -> bool:
         return bool(getattr(other, "_function", other) == self._function)
@@ -197,29 +210,29 @@ class Guard:
         return hash(self._function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._notes:
-            note_code(self._what)
+        if self._emits is not None:
+            note_code(self.what, self._emits)
         try:
             value = self._function(*args, **kwargs)
             if self._result.startswith("Iterable[") and not isinstance(value, str | Mapping):
                 value = entries(value)
         except PallasiteError as error:
             if isinstance(error, InternalError):  # Of what the plugin did, more likely than not.
-                error.message += f", in {self._what}"
+                error.message += f", in {self.what}"
             raise
         except KeyboardInterrupt as error:
-            error.add_note(f"in {self._what}")
+            error.add_note(f"in {self.what}")
             raise
         except (Exception, SystemExit) as error:
             if _is_of_program(error, self._function):
                 raise
             failure = f"{type(error).__name__}: {error}"
             raise PluginError(
-                f"{self._what} failed: {failure}", hint="report it to the plugin's authors"
+                f"{self.what} failed: {failure}", hint="report it to the plugin's authors"
             ) from error
         if self._result == "None" or fits(value, self._result):
             return value
-        raise wrong_value(self._what, value, self._result)
+        raise wrong_value(self.what, value, self._result)
 
 
 def wrong_value(what: str, value: Any, expected: str) -> PluginError:
@@ -231,6 +244,18 @@ def wrong_value(what: str, value: Any, expected: str) -> PluginError:
         got=got if len(got) < 500 else got[:500] + " ...",
         expected=expected if field is None else f"{field[0]}: {field[1]}",
     )
+
+
+def check_layouts(rule: Any, function: Any, layouts: Sequence[Any], avals: Sequence[Any]) -> None:
+    """Refuses what a function of a plugin's rule returned, unless it has a layout of its shape, or
+    None, for each of some arrays."""
+    shapes = [getattr(aval, "shape", ()) for aval in avals]
+    if len(layouts) != len(avals) or any(
+        one is not None and getattr(one, "shape", None) != shape
+        for one, shape in zip(layouts, shapes, strict=True)
+    ):
+        what = getattr(function, "what", f"{_called(rule)} of plugin {rule.plugin!r}")
+        raise wrong_value(what, layouts, f"a layout or None for arrays of shapes {shapes}")
 
 
 def _is_of_program(error: BaseException, function: Any) -> bool:

@@ -45,7 +45,7 @@ from pallasite.extensions import (
 from pallasite.known_plugins import absent_plugins, is_own, known_plugins, remedy
 from pallasite.plugin_api import check_plugin_api, needed_by, stated_in_source
 from pallasite.plugin_checks import FIELDS, checked, implementations
-from pallasite.plugin_values import guarded
+from pallasite.plugin_values import guarded, note_code
 from pallasite.registry import Registry
 from pallasite.targets import Target
 
@@ -470,7 +470,18 @@ class PluginManager:
         if path is None:
             message = f"{_NOBODY_HAS[field]} {name!r}"
             raise MissingNameError(message, hint=absent_plugins(self.absences()))
+        owner = self._owner(f"pallasite_{field}", name, path)
+        if owner is not None and not is_own(owner.name):
+            note_code(f"pallasite_{field} of plugin {owner}: {name!r}")
         return self._resolve(f"pallasite_{field}", name, path)
+
+    def _owner(self, hook: str, name: str, path: str) -> _Found | None:
+        """The plugin that gives a name its ``"module:attribute"``."""
+        for one in (*self._find().values(), *self._registered.values()):
+            given = self._contributions.get((one.name, hook), {}).get(name)
+            if path in (given, getattr(given, "path", None)):
+                return one
+        return None
 
     def _resolve(self, hook: str, name: str, path: str) -> Any:
         """What a plugin's ``"module:attribute"`` leads to; its errors name the plugin."""
@@ -481,12 +492,7 @@ class PluginManager:
         except PallasiteError:
             raise
         except (Exception, SystemExit) as error:
-            found = {**self._find(), **self._registered}
-            owner = next(
-                found[plugin]
-                for (plugin, one), names in self._contributions.items()
-                if one == hook and names.get(name) == path
-            )
+            owner = self._owner(hook, name, path)
             raise PluginError(
                 f"{hook} of plugin {owner}: {name!r} leads to {path}, which cannot be imported:"
                 f" {type(error).__name__}: {error}"

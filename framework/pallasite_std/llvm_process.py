@@ -28,15 +28,12 @@ _PLACE = re.compile(r", (\S+\.\w+):(\d+):(\d+)")
 
 
 @contextlib.contextmanager
-def separate_llvm(
-    kernel: str, settings: Sequence[Any], culprits: Sequence[str]
-) -> Iterator[SeparateLLVM | None]:
+def separate_llvm(kernel: str, settings: Sequence[Any]) -> Iterator[SeparateLLVM | None]:
     """LLVM in a process that ends with the block; None where no such process can be started.
 
     Args:
       kernel: the name of the kernel, for messages.
       settings: options of LLVM, target triple and arguments of the target machine.
-      culprits: who may have emitted what LLVM cannot compile.
     """
     # It gets no more of this process than where packages are: not the environment, no ``.pth``.
     code = "import runpy, sys; sys.path[:] = sys.argv[2:]; "
@@ -56,7 +53,7 @@ def separate_llvm(
         except OSError:
             yield None
             return
-        found = SeparateLLVM(kernel, culprits, process, complaints)
+        found = SeparateLLVM(kernel, process, complaints)
         stack.callback(found.end)
         yield found if found.starts(settings) else None
 
@@ -64,9 +61,8 @@ def separate_llvm(
 class SeparateLLVM:
     """LLVM in a process of its own; :func:`separate_llvm` makes one."""
 
-    def __init__(self, kernel: str, culprits: Sequence[str], process: Any, complaints: Any):
-        self._kernel, self._culprits = kernel, culprits
-        self._process, self._complaints = process, complaints
+    def __init__(self, kernel: str, process: Any, complaints: Any):
+        self._kernel, self._process, self._complaints = kernel, process, complaints
 
     def starts(self, settings: Sequence[Any]) -> bool:
         """Whether LLVM is there, with the settings."""
@@ -116,9 +112,8 @@ class SeparateLLVM:
         lines = said.strip().splitlines() or [f"it ended with status {status} and gave no reason"]
         found = [match for match in map(_REASON.match, lines) if match is not None]
         reason = (found[0][1] or found[0][2]) if found else lines[-1]
-        by = f"; it has code of {', '.join(self._culprits)}" if self._culprits else ""
         return CompilationError(
-            f"LLVM cannot compile kernel {self._kernel!r}: {reason}{by}",
+            f"LLVM cannot compile kernel {self._kernel!r}: {reason}",
             expected="instructions, and calls of intrinsics, that LLVM has for this target",
             hint="PALLASITE_DUMP=directory keeps the text of every stage",
             location=_place(said, llvm),

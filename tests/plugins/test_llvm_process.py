@@ -137,7 +137,7 @@ def test_intrinsics_of_rules(plugin, started, what):
     error = refused(body, 1 if "Cannot select" in message else 0)
     assert error.message.startswith(f"LLVM cannot compile kernel 'body': {message}")
     assert error.message.endswith(
-        "; it has code of pallasite_lowering_rules of plugin 'acme' (in process): function of"
+        "; kernel 'body' uses pallasite_lowering_rules of plugin 'acme' (in process): function of"
         " LoweringRule 'acme_op'"
     )
     assert len(started) == 1
@@ -203,7 +203,7 @@ def test_inlined_code(started):
         o_ref[...] = x_ref[...]
 
     error = refused(with_inlined, 1)
-    assert error.message.endswith("; it has code of inlined code inlined")
+    assert error.message.endswith("; kernel 'with_inlined' uses inlined code inlined")
 
 
 def test_memory_spaces(plugin, started):
@@ -229,7 +229,7 @@ def test_memory_spaces(plugin, started):
 
     error = refused(scoped, 4)
     assert error.message.endswith(
-        "; it has code of memory space ACME of plugin 'acme' (in process)"
+        "; kernel 'scoped' uses memory space ACME of plugin 'acme' (in process)"
     )
 
 

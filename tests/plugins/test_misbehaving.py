@@ -9,9 +9,11 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from core_support import FakeEntryPoint, manager
 from jax.extend.core import Primitive
+from jaxlib.mlir.dialects import llvm
 
 import pallasite
 from pallasite import config, plugins
@@ -19,8 +21,11 @@ from pallasite import gpu as plgpu
 from pallasite.errors import PallasiteError, PluginError
 from pallasite.hookspecs import hookimpl
 from pallasite.plugin import (
+    SHARED_MEMORY,
     BarrierKind,
     BarrierOrder,
+    BarrierPhase,
+    BarrierRole,
     BarrierUse,
     Diagnosis,
     Executor,
@@ -36,6 +41,7 @@ from pallasite.plugin import (
     Operation,
     Pass,
     ProxyFence,
+    Replacement,
     ResourceRule,
     RuleSet,
     Semantics,
@@ -45,8 +51,13 @@ from pallasite.plugin import (
     ViewRule,
     option,
 )
+from pallasite.plugin.ir import ops
+from pallasite.plugin.jaxprs import call
+from pallasite.plugin.layouts import SplatLayout
+from pallasite.plugin.lowering import Resources
 from pallasite.plugin_checks import FIELDS
 from pallasite.plugin_values import fits, guarded, wrong_field
+from pallasite_std.primitives.barriers import barrier_wait_p
 
 DIST = types.SimpleNamespace(name="bad-dist", version="1.7")
 P = Primitive("misbehaving")
@@ -420,8 +431,8 @@ def test_functions_that_return_nonsense_name_their_plugin(hook, field, value):
         getattr(guarded(record, "'bad' (bad-dist 1.7)", hook), field)()
 
 
-def kernel():
-    @plgpu.kernel(out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
+def kernel(**options):
+    @plgpu.kernel(out_type=jax.ShapeDtypeStruct((128,), jnp.float32), **options)
     def twice(x_ref, o_ref):
         o_ref[...] = jnp.exp(x_ref[...]) + x_ref[...]
 
@@ -492,7 +503,7 @@ def test_a_rule_that_returns_no_array_is_blamed_itself(registered, rule):
 
 def test_what_looks_like_a_defect_names_the_plugin_whose_rule_it_was_in(registered):
     registered(_Rules(lambda ctx, x, **params: dataclasses.replace(x, registers=())))
-    with pytest.raises(pallasite.InternalError) as error:
+    with pytest.raises(PluginError) as error:
         pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
     assert error.value.message.endswith(
         "needs 1 registers, not 0, in pallasite_lowering_rules of plugin 'bad' (in process):"
@@ -501,11 +512,21 @@ def test_what_looks_like_a_defect_names_the_plugin_whose_rule_it_was_in(register
     assert error.value.location is not None and error.value.location.file == __file__
 
 
-def test_layouts_of_results_that_are_none_name_their_plugin(registered):
+WRONG_LAYOUTS = {
+    "number": [3],
+    "none": [],
+    "two": [None, None],
+    "of another shape": [SplatLayout((3,))],
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_LAYOUTS)
+def test_layouts_of_results_that_are_none_name_their_plugin(registered, wrong):
     rules = RuleSet()
     common = {"overrides": ["standard"], "layouts": "any"}
+    layouts = WRONG_LAYOUTS[wrong]
     one = rules.lowering(
-        jax.lax.exp_p, Semantics.LANE, result_layouts=lambda *avals, **params: [3], **common
+        jax.lax.exp_p, Semantics.LANE, result_layouts=lambda *avals, **params: layouts, **common
     )
     one(lambda ctx, x, **params: x)
     registered(plugin("pallasite_lowering_rules", lambda: rules.lowering_rules))
@@ -515,7 +536,212 @@ def test_layouts_of_results_that_are_none_name_their_plugin(registered):
         "pallasite_lowering_rules of plugin 'bad' (in process): result_layouts of LoweringRule"
         " 'exp' returned the wrong thing"
     )
-    assert error.value.got == "[3]" and error.value.location.file == __file__
+    assert error.value.got == str(layouts) and error.value.location.file == __file__
+    if wrong != "number":
+        assert error.value.expected == "a layout or None for arrays of shapes [(128,)]"
+
+
+@pytest.mark.parametrize("wrong", WRONG_LAYOUTS)
+def test_hints_that_are_none_name_their_plugin(registered, wrong):
+    rules = RuleSet()
+    layouts = WRONG_LAYOUTS[wrong]
+    rules.layout(jax.lax.exp_p, overrides=["standard"])(lambda ctx, wanted, **params: layouts)
+    registered(plugin("pallasite_layout_rules", lambda: rules.layout_rules))
+    lane = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(kernel(compiler_params=lane), jnp.zeros(128), target="sm_90")
+    assert error.value.message == (
+        "pallasite_layout_rules of plugin 'bad' (in process): function of LayoutRule 'exp' returned"
+        " the wrong thing"
+    )
+    assert error.value.location.file == __file__
+
+
+def needs(**fields):
+    return lambda ctx, *avals, **params: Resources(**fields)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        needs(peaks={"smem": 1}),
+        needs(peaks={SHARED_MEMORY: "1"}),
+        needs(peaks={SHARED_MEMORY: 1.5}),
+        needs(peaks={SHARED_MEMORY: -1}),
+        needs(peaks=None),
+        needs(kept={3: 4}),
+        needs(allocations=(3,)),
+    ],
+)
+def test_resources_that_are_none_name_their_plugin(registered, function):
+    rules = RuleSet()
+    rules.resources(jax.lax.exp_p)(function)
+    registered(plugin("pallasite_resource_rules", lambda: rules.resource_rules))
+    with pytest.raises(PluginError, match="plugin 'bad'.* (reserves|returned the wrong thing)"):
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+
+
+def changed(**fields):
+    return lambda equation: [
+        dataclasses.replace(call(equation.params["jaxpr"].jaxpr), **fields)  # Of a loop.
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"operands": (-1, 0)}, "an operand that is not among the equation's 2"),
+        ({"operands": (0, 2)}, "an operand that is not among the equation's 2"),
+        ({"selector": 2}, "an operand that is not among the equation's 2"),
+        ({"results": (2, 0)}, "a result that is not among the equation's 2"),
+        ({"carried": (0, 9)}, "an input that is not among its 2"),
+        ({"scoped": frozenset([9])}, "an input that is not among its 2"),
+        ({"states": ((9, 0),)}, "an input that is not among its 2"),
+        ({"states": ((0, 9),)}, "a result that is not among the equation's 2"),
+    ],
+)
+def test_regions_that_are_none_name_their_plugin(registered, fields, message):
+    def looped(x_ref, o_ref):
+        o_ref[...] = jax.lax.fori_loop(0, 3, lambda i, x: jnp.exp(x), x_ref[...])
+
+    one = JaxprPrimitive(
+        primitive=jax.lax.scan_p, regions=changed(**fields), overrides=("standard",)
+    )
+    registered(plugin("pallasite_jaxpr_primitives", lambda: [one]))
+    out = jax.ShapeDtypeStruct((128,), jnp.float32)
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(plgpu.kernel(looped, out_type=out), jnp.zeros(128), target="sm_90")
+    assert error.value.message.startswith("plugin 'bad' describes a region of primitive scan")
+    assert error.value.message.endswith(message)
+
+
+def copying():
+    def copied(x_ref, o_ref, s_ref, barrier):
+        plgpu.copy_gmem_to_smem(x_ref, s_ref, barrier)
+        plgpu.barrier_wait(barrier)
+        o_ref[...] = s_ref[...]
+
+    x = jax.ShapeDtypeStruct((128,), jnp.float32)
+    scratch = [plgpu.SMEM((128,), jnp.float32), plgpu.Barrier()]
+    return plgpu.kernel(copied, out_type=x, scratch_types=scratch)
+
+
+@pytest.mark.parametrize("positions", [(9, None), (-1, None), (0, 9), (0, -1)])
+def test_uses_of_barriers_that_are_none_name_their_plugin(registered, positions):
+    barrier, predicate = positions
+    one = BarrierUse(
+        primitive=barrier_wait_p,
+        role=BarrierRole.WAIT,
+        barrier=barrier,
+        predicate=predicate,
+        overrides=("standard",),
+    )
+    registered(plugin("pallasite_barrier_uses", lambda: [one]))
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(copying(), jnp.zeros(128), target="sm_90")
+    number = predicate if barrier == 0 else barrier
+    assert error.value.message == (
+        f"pallasite_barrier_uses of plugin 'bad' (in process): argument {number} of primitive"
+        " barrier_wait"
+    )
+
+
+@pytest.mark.parametrize("fields", [{"phase": -1}, {"arrivals": 0}])
+def test_barriers_that_count_nothing_name_their_plugin(registered, fields):
+    given = {"phase": 1, "arrivals": 1} | fields
+    one = BarrierKind(
+        dtype=dtype(),
+        phase=lambda dtype, geometry: BarrierPhase(given["phase"]),
+        arrivals=lambda dtype: given["arrivals"],
+        overrides=("standard",),
+    )
+    registered(plugin("pallasite_barrier_kinds", lambda: [one]))
+    with (
+        config.scoped(disabled_passes="check-barriers,check-arrivals,check-copies"),
+        pytest.raises(PluginError) as error,
+    ):
+        pallasite.compile(copying(), jnp.zeros(128), target="sm_90")
+    assert "pallasite_barrier_kinds of plugin 'bad' (in process): a phase of" in str(error.value)
+
+
+def spoilt(ctx, x, **params):
+    llvm.unreachable()
+    return x
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda ctx, x, **params: object(),
+        lambda ctx, x, **params: np.zeros(128, np.float32),
+        lambda ctx, x, **params: (one for one in [x]),
+        lambda ctx, x, **params: ctx,
+        spoilt,
+    ],
+    ids=["object", "array", "generator", "context", "terminator"],
+)
+def test_where_another_rule_fails_the_plugin_is_named(registered, rule):
+    """At what this one returned or emitted."""
+    registered(_Rules(rule))
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+    assert error.value.message.endswith(
+        "; kernel 'twice' uses pallasite_lowering_rules of plugin 'bad' (in process): function of"
+        " LoweringRule 'exp'"
+    )
+    assert error.value.hint == "report it to the plugin's authors"
+    assert error.value.location.file == __file__
+
+
+def test_registers_of_another_type_name_the_plugin(registered):
+    registered(_Rules(lambda ctx, x, **params: x.map(lambda one: ops.i64_constant(1))))
+    with pytest.raises(pallasite.CompilationError, match="must be floating-point-like") as error:
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+    assert error.value.message.endswith("function of LoweringRule 'exp'")
+
+
+@pytest.mark.parametrize("name", ["memory_access", "lane_layouts"])
+@pytest.mark.parametrize("path", ["os:getcwd", "os:sep", "no.such:thing"])
+def test_implementations_that_are_none_name_their_plugin(registered, name, path):
+    one = Replacement(path=path, overrides=("standard",))
+    registered(plugin("pallasite_implementations", lambda: {name: one}))
+    lane = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(kernel(compiler_params=lane), jnp.zeros(128), target="sm_90")
+    assert f"pallasite_implementations of plugin 'bad' (in process): '{name}'" in str(error.value)
+
+
+def test_what_a_pass_makes_of_a_kernel_is_no_defect_of_pallasite(registered):
+    def spoil(jaxpr, context):
+        equations = [
+            one.replace(invars=one.invars[:1]) if one.primitive is jax.lax.add_p else one
+            for one in jaxpr.eqns
+        ]
+        return jaxpr.replace(eqns=equations)
+
+    registered(plugin("pallasite_passes", lambda: [Pass(name="odd", stage="jaxpr", run=spoil)]))
+    with pytest.raises(PluginError) as error:
+        pallasite.compile(kernel(), jnp.zeros(128), target="sm_90")
+    assert error.value.message.endswith(
+        "kernel 'twice' was changed by jaxpr pass 'odd' of plugin 'bad' (in process)"
+    )
+
+
+def test_exceptions_of_the_program_stay_what_they_are(registered):
+    """Also in a kernel that a plugin has a part in."""
+    registered(_Rules(lambda ctx, x, **params: x))
+
+    @plgpu.inline_mgpu()
+    def inlined(ctx):
+        raise LookupError("of the program")
+
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.exp(x_ref[...])
+        inlined()
+
+    x = jax.ShapeDtypeStruct((128,), jnp.float32)
+    with pytest.raises(LookupError, match="of the program"):
+        pallasite.compile(plgpu.kernel(body, out_type=x), x, target="sm_90")
 
 
 def test_what_a_function_of_a_plugin_refuses_has_the_line_of_the_kernel():

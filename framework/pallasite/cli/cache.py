@@ -53,11 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
 def open_stores() -> Stores:
     """The parts of the cache folder by name; the core's first."""
     from pallasite.plugins import manager
-    from pallasite.runtime.store import open_store
+    from pallasite.runtime.store import DocumentStore, SealedStore
 
+    folder = config.get("cache_dir")
     return {
-        name: open_store(config.get("cache_dir"), namespace)
-        for name, namespace in manager().stores().items()
+        name: DocumentStore(folder, one) if one.documents else SealedStore(folder, one)
+        for name, one in manager().stores().items()
     }
 
 

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         pairs = _with_layouts(compiled, recorded)
         compiled = [kernel for kernel, _ in pairs]
         if arguments.layouts:
-            reports = [found.as_report() for _, found in pairs]
+            reports = [layouts.report(found) for _, found in pairs]
         if arguments.draw is not None:
             pictures = drawings.draw_kernels(pairs, arguments.draw)
     if arguments.json:

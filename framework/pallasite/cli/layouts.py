@@ -19,9 +19,32 @@ if TYPE_CHECKING:
         Reason,
         SharedLayout,
     )
+    from pallasite.lowering.recording import KernelLayouts
 
 type _Line = tuple[str, int]
 _UNKNOWN: _Line = ("", 0)
+
+
+def report(layouts: KernelLayouts) -> LayoutReport:
+    """The report of inference; under lane semantics the layouts, which need no reasons."""
+    from pallasite.lowering.layout_names import describe_memory, name_of
+    from pallasite.lowering.layout_report import ArrayLayout, LayoutReport, SharedLayout
+
+    if layouts.report is not None:
+        return layouts.report
+    arrays = {
+        ArrayLayout(use.location, use.primitive, use.dtype, layout.shape, name_of(layout)): None
+        for layout, uses in layouts.registers.items()
+        for use in uses
+    }
+    shared = {
+        SharedLayout(
+            use.location, use.name, use.dtype, view.layout.shape, describe_memory(view.layout)
+        ): None
+        for view, uses in layouts.shared.items()
+        for use in uses
+    }
+    return LayoutReport(tuple(arrays), tuple(shared))
 
 
 def as_json(report: LayoutReport) -> dict[str, Any]:

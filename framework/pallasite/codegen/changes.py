@@ -1,6 +1,6 @@
-"""Passes of plugins that changed a kernel, and errors that say so.
+"""Code of plugins that changed a kernel or had another part in it, and errors that say so.
 
-What such a pass leaves may fail only later: in LLVM, in the assembler, or when the kernel runs.
+What it leaves may fail only later: in another rule, in LLVM, in the assembler, or in a run.
 """
 
 from __future__ import annotations
@@ -10,9 +10,17 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from pallasite import _jax
 from pallasite.codegen.compiled import Change
-from pallasite.errors import CompilationError, PallasiteError, SourceLocation
+from pallasite.errors import (
+    CompilationError,
+    InternalError,
+    PallasiteError,
+    PluginError,
+    SourceLocation,
+)
 from pallasite.known_plugins import is_own
+from pallasite.plugin_values import NOTED
 
 
 @contextlib.contextmanager
@@ -31,20 +39,33 @@ def attributed_errors(
     except PallasiteError as error:
         raise _attributed(error, changes, kernel).at(location) from error.__cause__
     except Exception as error:
-        if not changes:
+        if not changes and (not NOTED.get() or _jax.raised_by_user(error)):
             raise
-        failure = CompilationError(f"{type(error).__name__}: {error}")
+        failure = (CompilationError if changes else InternalError)(
+            f"{type(error).__name__}: {error}"
+        )
         raise _attributed(failure, changes, kernel).at(location) from error
 
 
 def _attributed(error: PallasiteError, changes: Sequence[Change], kernel: str) -> PallasiteError:
+    noted, others = NOTED.get() or {}, [one for one in changes if not is_own(one.plugin)]
+    told = isinstance(error, CompilationError)
+    if isinstance(error, InternalError) and (noted or others):
+        # Of what others did, more likely than not.
+        given, told, hint = error, True, "report it to the plugin's authors"
+        error = PluginError(error.message, got=error.got, hint=hint, location=error.location)
+        error.__notes__ = getattr(given, "__notes__", [])
+    space = "\n" if "\n" in error.message else "; "
+    if told and noted and not any(what in error.message for what in noted):
+        # What emits code before what only decides, the latest first.
+        users = sorted(noted, key=lambda what: noted[what])[-3:]
+        error.message += f"{space}kernel {kernel!r} uses {', '.join(reversed(users))}"
     if not isinstance(error, CompilationError):
         # Programs are wrong more often than passes that come with Pallasite.
-        changes = [one for one in changes if not is_own(one.plugin)]
+        changes = others
     found = [one for one in changes if str(one) in error.message]
     if changes and not found:
         found = list(changes)
-        space = "\n" if "\n" in error.message else "; "
         error.message += f"{space}kernel {kernel!r} was changed by {', '.join(map(str, found))}"
         if isinstance(error, CompilationError) and error.expected is None:
             error.expected = "valid code after each pass of a plugin"

@@ -99,12 +99,11 @@ def compile_lowered(
 
 def _separate_llvm(context: PassContext, stack: contextlib.ExitStack) -> Any:
     """LLVM in a process of its own, which code of others may end; None if there is none."""
-    stages = [one.stage for one in context.changes if not is_own(one.plugin)]
-    noted = tuple(NOTED.get() or ())
-    if not noted and "mlir" not in stages and "llvm" not in stages:
+    changed = {one.stage for one in context.changes if not is_own(one.plugin)}
+    if not any((NOTED.get() or {}).values()) and changed.isdisjoint(("mlir", "llvm")):
         return None
     start = plugins.manager().implementation("separate_llvm")
-    return stack.enter_context(start(context.kernel, ptx_emission.settings(context.target), noted))
+    return stack.enter_context(start(context.kernel, ptx_emission.settings(context.target)))
 
 
 def _assemble(ptx: str, context: PassContext) -> Assembly:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pallasite import config
 from pallasite.errors import SourceLocation
-from pallasite.lowering.layout_report import ArrayLayout, LayoutReport, SharedLayout
+from pallasite.lowering.layout_report import LayoutReport
 
 if TYPE_CHECKING:
     from pallasite.layouts.memory import MemoryLayout
@@ -76,26 +76,6 @@ class KernelLayouts:
     registers: dict[RegisterLayout, dict[Use, None]] = dataclasses.field(default_factory=dict)
     shared: dict[SharedView, dict[Use, None]] = dataclasses.field(default_factory=dict)
     report: LayoutReport | None = None
-
-    def as_report(self) -> LayoutReport:
-        """The report of inference; under lane semantics the layouts, which need no reasons."""
-        from pallasite.lowering.layout_names import describe_memory, name_of
-
-        if self.report is not None:
-            return self.report
-        arrays = {
-            ArrayLayout(use.location, use.primitive, use.dtype, layout.shape, name_of(layout)): None
-            for layout, uses in self.registers.items()
-            for use in uses
-        }
-        shared = {
-            SharedLayout(
-                use.location, use.name, use.dtype, view.layout.shape, describe_memory(view.layout)
-            ): None
-            for view, uses in self.shared.items()
-            for use in uses
-        }
-        return LayoutReport(tuple(arrays), tuple(shared))
 
 
 class Recorder:

@@ -203,7 +203,9 @@ class EstimatorContext:
         Raises:
           PluginError: another plugin has another resource of the same name.
         """
-        for resource in resources.amounts():
+        for resource, amount in resources.amounts().items():
+            if amount < 0:
+                raise PluginError(f"plugin {plugin!r} reserves {amount} of {resource.name}")
             known, owner = self.owners.setdefault(resource.name, (resource, plugin))
             if known != resource:
                 raise PluginError(

@@ -75,6 +75,7 @@ from pallasite.order_tables import BarrierTables as BarrierTables
 from pallasite.order_tables import MemoryTables as MemoryTables
 from pallasite.plugin_api import PLUGIN_API as PLUGIN_API
 from pallasite.plugin_options import option as option
+from pallasite.plugin_values import check_layouts as check_layouts
 from pallasite.plugin_values import note_code as note_code
 from pallasite.plugins import manager as manager
 from pallasite.registry import Registry as Registry

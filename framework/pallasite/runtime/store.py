@@ -369,13 +369,6 @@ class DocumentStore(Store):
             yield
 
 
-def open_store(cache_dir: pathlib.Path, namespace: StoreNamespace) -> SealedStore | DocumentStore:
-    """The store of a namespace."""
-    if namespace.documents:
-        return DocumentStore(cache_dir, namespace)
-    return SealedStore(cache_dir, namespace)
-
-
 def key_digest(key: Any) -> str:
     """SHA-256, in hexadecimal, of a JSON value."""
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()

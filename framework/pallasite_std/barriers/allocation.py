@@ -13,8 +13,10 @@ from pallasite.plugin import (
     BarrierKind,
     BarrierPhase,
     InvalidValueError,
+    PluginError,
     Registry,
     UnsupportedError,
+    manager,
 )
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.lowering import (
@@ -61,13 +63,20 @@ def phase_of(registry: Registry, dtype: Any, geometry: Geometry) -> BarrierPhase
 
     Raises:
       InvalidValueError: their phases count more arrivals than the kind permits.
+      PluginError: the kind counts no arrivals.
     """
     kind = kind_of(registry, dtype)
-    phase = kind.phase(dtype, geometry)
+    phase, arrivals = kind.phase(dtype, geometry), kind.arrivals(dtype)
+    if min(phase.hardware_arrivals, arrivals) < 1:
+        raise PluginError(
+            f"pallasite_barrier_kinds of plugin {manager().label(kind.plugin)}: a phase of"
+            f" {kind.title} counts {arrivals} arrivals, {phase.hardware_arrivals} in hardware",
+            expected="at least one",
+        )
     if phase.hardware_arrivals > kind.most_arrivals:
-        each = phase.hardware_arrivals // kind.arrivals(dtype)
+        each = phase.hardware_arrivals // arrivals
         raise InvalidValueError(
-            f"a barrier cannot count {kind.arrivals(dtype)} arrivals",
+            f"a barrier cannot count {arrivals} arrivals",
             expected=f"num_arrivals of at most {kind.most_arrivals // each}",
         )
     return phase

@@ -43,7 +43,7 @@ from pallasite_std.checks.scalars import Memory, Places, ScalarVisitor, is_scala
 from pallasite_std.memory.regions import MemoryRegion, memory_region
 from pallasite_std.pipelines.warp_specialized.register_split import split_registers_p
 from pallasite_std.primitives import barriers, copies
-from pallasite_std.primitives.arguments import part
+from pallasite_std.primitives.arguments import argument_of
 from pallasite_std.rules.registers import set_max_registers_p
 
 MOST_EQUATIONS = 3000
@@ -539,18 +539,13 @@ class Trace(ScalarVisitor):
     def _barriers(
         self, equation: Any, operands: list[Any], uses: Sequence[BarrierUse], events: Any
     ) -> Iterator[Event]:
-        tree = equation.params.get("args_tree")
-
-        def argument(number: int) -> Any:
-            return operands[number] if tree is None else part(tree, operands, number)
-
         stores: Iterator[Any] = iter(())
         if events is not None:
             reads = [e for e in events if e.kind is EventKind.LOAD]
             yield from self._accesses(equation, reads)
             stores = iter([e for e in events if e.kind is EventKind.STORE])
         for use in uses:
-            barrier = argument(use.barrier)
+            barrier = argument_of(use, use.barrier, equation.params, operands)
             if barrier is None:
                 if use.role is BarrierRole.COMPLETE and events is not None:
                     for _ in stores:  # What waits for it is not known.
@@ -558,7 +553,9 @@ class Trace(ScalarVisitor):
                 continue
             if use.role is BarrierRole.TEST:
                 continue
-            condition = None if use.predicate is None else argument(use.predicate)
+            condition = None
+            if use.predicate is not None:
+                condition = argument_of(use, use.predicate, equation.params, operands)
             if condition is not None and not isinstance(condition, int):
                 raise _Stop
             if condition == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pallasite.plugin import check_layouts, is_own
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.layouts import RegisterLayout, transforms
 from pallasite.plugin.lowering import (
@@ -132,6 +133,8 @@ class LaneStrategy(LayoutStrategy):
                 )
                 wanted = [hints.get(variable) for variable in equation.outvars]
                 proposals = rule.function(context, wanted, **equation.params)
+                if not is_own(rule.plugin):
+                    check_layouts(rule, rule.function, proposals, avals)
             for atom, proposal in zip(equation.invars, proposals, strict=True):
                 if proposal is not None and not isinstance(atom, _jax.Literal):
                     hints[atom] = proposal

@@ -22,7 +22,7 @@ from pallasite.plugin import BarrierRole, BarrierTables, InvalidValueError, Sour
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import JaxprTable, Region, RegionKind, Visitor
 from pallasite_std.barriers.base import is_barrier
-from pallasite_std.primitives.arguments import part
+from pallasite_std.primitives.arguments import argument_of
 
 _MOST_EQUATIONS = 100_000
 lax = _jax.lax_primitives
@@ -219,13 +219,8 @@ class _Thread(Visitor[Any]):
         uses = self.tables.uses(equation.primitive)
         # An operand that is not known differs from one that is not there, which is None.
         given = [object() if one is None else one for one in operands]
-        tree = params.get("args_tree")
-
-        def argument(number: int) -> Any:
-            return given[number] if tree is None else part(tree, given, number)
-
         for use in uses:
-            barrier = _selected(argument(use.barrier))
+            barrier = _selected(argument_of(use, use.barrier, params, given))
             if barrier is not None:
                 found.append((use, barrier))
         known = {barrier.group for _, barrier in found}
@@ -240,8 +235,8 @@ class _Thread(Visitor[Any]):
             waits = use.role is BarrierRole.WAIT
             group.arrives = group.arrives or not waits
             sure = self.certain and self.once and barrier.index is not None and arrivals is not None
-            if use.predicate is not None and argument(use.predicate) is not None:
-                sure = False
+            if use.predicate is not None:
+                sure = sure and argument_of(use, use.predicate, params, given) is None
             group.certain = group.certain and sure
             event = _Event(barrier, waits, location, arrivals or 0)
             if waits and self.certain:

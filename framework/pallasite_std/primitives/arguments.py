@@ -9,12 +9,13 @@ given as None.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from pallasite.plugin import BarrierUse, PluginError, manager
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import MemorySpace, as_transformed, checks, memory_space_of
 from pallasite_std.barriers.base import BarrierDType
@@ -109,6 +110,25 @@ def part(tree: Any, operands: Sequence[Any], number: int) -> Any:
     children = tree.children()
     start = sum(child.num_leaves for child in children[:number])
     return children[number].unflatten(operands[start : start + children[number].num_leaves])
+
+
+def argument_of(
+    use: BarrierUse, number: int, params: Mapping[str, Any], operands: Sequence[Any]
+) -> Any:
+    """One of the arguments of an equation of a primitive that uses a barrier.
+
+    Raises:
+      PluginError: there is none of this number.
+    """
+    tree = params.get("args_tree")
+    count = len(operands) if tree is None else len(tree.children())
+    if not 0 <= number < count:
+        raise PluginError(
+            f"pallasite_barrier_uses of plugin {manager().label(use.plugin)}: argument {number} of"
+            f" primitive {use.primitive}",
+            expected=f"the number of one of its {count} arguments",
+        )
+    return operands[number] if tree is None else part(tree, operands, number)
 
 
 def barrier(value: Any, what: str = "barrier", *, counts_bytes: bool = False) -> Any:

@@ -126,6 +126,13 @@ class InferenceContext:
         rule = table.next(self.rules, self.semantics, kernel.target, self.avals_in, params)
         return self.call(rule, operands, params)
 
+    def suits(self, value: Any, aval: Any) -> bool:
+        """Whether a rule may have made an abstract value for a result."""
+        known = not isinstance(value, ArrayValue) or (
+            value.shape == aval.shape and 0 <= value.variable < len(self.walk.problem.variables)
+        )
+        return known and isinstance(value, ArrayValue | ScalarValue | MemoryValue | OtherValue)
+
     @property
     def semantics(self) -> Semantics:
         """What one user thread is here."""

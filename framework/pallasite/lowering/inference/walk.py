@@ -270,7 +270,7 @@ def _as_results(ctx: InferenceContext, rule: InferenceRule, found: Any) -> list[
         results = list(found or ())
     else:
         results = [found]
-    if len(results) != count or any(one is None or type(one) in (str, int) for one in results):
+    if len(results) != count or not all(map(ctx.suits, results, ctx.avals_out)):
         plugin = plugins.manager().label(rule.plugin)
         what = f"pallasite_inference_rules of plugin {plugin}: the rule for {rule.primitive}"
         raise wrong_value(what, found, f"an abstract value for each of {count} results")

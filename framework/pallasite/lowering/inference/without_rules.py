@@ -9,6 +9,7 @@ from pallasite.errors import InvalidValueError
 from pallasite.layouts.memory import row_major
 from pallasite.lowering.inference.values import AbstractValue, MemoryValue
 from pallasite.memory_events import EventKind
+from pallasite.plugin_values import check_layouts
 
 if TYPE_CHECKING:
     from pallasite.extensions import LoweringRule
@@ -24,6 +25,7 @@ def with_any_layouts(
     results = [ctx.result(aval) for aval in ctx.avals_out]
     if rule.result_layouts is not None:
         layouts = rule.result_layouts(ctx.avals_in, **ctx.equation.params)
+        check_layouts(rule, rule.result_layouts, layouts, ctx.avals_out)
         for result, layout in zip(results, layouts, strict=True):
             if layout is not None:
                 ctx.makes(result, layout, f"{ctx.equation.primitive.name} makes it so")
