@@ -58,6 +58,8 @@ class Rates:
       cache: bytes of the L2 cache.
       write: bytes that all multiprocessors write in a nanosecond in the epilogue.
       piece: nanoseconds of each time that columns are written in the epilogue, besides.
+      drained: share of an epilogue that ends while the next tile is multiplied.
+      narrow: share more that memory takes to write rows of tiles of 128 columns rather than of 256.
       launch: nanoseconds of a kernel besides its work.
       cluster: nanoseconds more of an epilogue for blocks in clusters that share operands.
       exchange: nanoseconds of adding up sums in a cluster, besides their bytes.
@@ -130,6 +132,8 @@ class Rates:
     cache: float
     write: float
     piece: float
+    drained: float
+    narrow: float
     launch: float
     cluster: float
     exchange: float
@@ -202,6 +206,8 @@ H200 = Rates(
     cache=50_000_000.0,
     write=6090.0,
     piece=0.0,
+    drained=0.0,
+    narrow=0.0,
     launch=1880.0,
     cluster=1390.0,
     exchange=2140.0,
@@ -277,6 +283,8 @@ H200_CHOICE = dataclasses.replace(
     overlap=5.0,
     write=4300.0,
     piece=300.0,
+    drained=0.5,
+    narrow=0.2,
     launch=1365.0,
     cluster=1150.0,
     exchange=3000.0,
@@ -314,6 +322,7 @@ H100_CHOICE = dataclasses.replace(
     overlap=5.39,
     write=3521.0,
     piece=110.0,
+    drained=0.3,
     launch=991.0,
     exchange=4475.0,
     exchanged=7.19,
@@ -335,6 +344,9 @@ _PAIRS = {1: 0.0, 2: 1.0, 4: 0.6, 8: 0.3}
 _APART = 0.67
 """Of the time of a further piece of the epilogue, what one takes that has a buffer of its own."""
 
+_WIDE = 256
+"""Columns of a tile from which on memory takes no less time to write them."""
+
 _LINE = 128
 """Bytes of a line of the L2 cache."""
 
@@ -351,6 +363,8 @@ class Sizes:
       size, out_size: bytes of an element of the operands and of the result.
       transpose_a, transpose_b: whether a is given as (k, m), b as (n, k).
       pitch_m, pitch_n: extents of the operands, if only a part of the result is computed.
+      matrices: so many right operands are read altogether, each by a group of the rows.
+      activation: nanoseconds more that the epilogue takes for each sum of a tile.
     """
 
     m: int
@@ -362,6 +376,8 @@ class Sizes:
     transpose_b: bool = False
     pitch_m: int | None = None
     pitch_n: int | None = None
+    matrices: int = 1
+    activation: float = 0.0
 
     def part(self, along: str, extent: int) -> Sizes:
         """Of some rows (``"m"``) or columns (``"n"``) of the result."""
@@ -379,7 +395,9 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
         rest = nanoseconds(config.rest, sizes.part(along, left), rates)
         return nanoseconds(alone, sizes.part(along, place), rates) + rest
     m, n, k, size = sizes.m, sizes.n, sizes.k, sizes.size
-    moved = (m + n) * k * size + m * n * sizes.out_size
+    columns = config.tile_m if config.swap else config.tile_n
+    written = m * n * sizes.out_size * (1 + rates.narrow * max(0.0, _WIDE / columns - 1))
+    moved = (m + n * sizes.matrices) * k * size + written
     partial = config.parts * m * n * 4
     row_a = (sizes.pitch_m or m) if sizes.transpose_a else k
     row_b = k if sizes.transpose_b else (sizes.pitch_n or n)
@@ -420,7 +438,8 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
         step *= 1 + rates.multicast * apart_share**rates.multicast_apart
     step *= 1 + rates.split * (config.split_k > 1) - rates.parts_step * (config.parts > 1)
     stages = max(2, min(config.stages, math.ceil(units / resident) * steps))
-    first = _read_first(config, m, n, units, resident)
+    once = sizes.m + sizes.n * sizes.matrices
+    first = _read_first(config, m, n, units, resident, once)
     waits = rates.latency * first + rates.held * mma
     step = max(step, waits / (stages - 1), rates.least_step)
     turn = rates.turn + rates.turn_first * first + rates.turn_mma * mma
@@ -429,6 +448,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     # The epilogue.
     area = config.tile_m * config.tile_n
     epilogue = area * (sizes.out_size if config.parts == 1 else 4) * active / rates.write
+    epilogue += area / config.split_k * sizes.activation
     pieces = math.ceil(config.warpgroup_n / (config.epilogue_n * config.split_k))
     epilogue += rates.piece * (1 + (pieces - 1) * (_APART if config.epilogue_in_stages else 1.0))
     if config.split_k > 1:
@@ -440,7 +460,8 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
         epilogue += rates.cluster
     last = units - (rounds - 1) * resident
     shared = config.last_parts if last * config.last_parts <= resident else 1
-    busy = rounds * (steps * step + epilogue)
+    drained = rates.drained * epilogue if config.parts == config.split_k == 1 else 0.0
+    busy = rounds * (steps * step + epilogue) - (rounds - 1) * drained
     if config.alternate:  # One warpgroup multiplies while the other one writes.
         busy = rounds * max(steps * step, (steps * step + epilogue) / 2) + epilogue
     if shared > 1:
@@ -462,16 +483,18 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     return time
 
 
-def _read_first(config: MatmulConfig, m: int, n: int, units: int, resident: int) -> float:
-    """The share of steps whose operands nobody has read before: all rows of both operands, over
-    those that the rounds of tiles read."""
+def _read_first(
+    config: MatmulConfig, m: int, n: int, units: int, resident: int, once: int
+) -> float:
+    """The share of steps whose operands nobody has read before: all rows of both operands, so many,
+    over those that the rounds of tiles read."""
     at_once = min(units, resident)
     tiles = min(units // config.parts, at_once)
     parts = at_once / tiles / config.parts
     m_tiles, n_tiles = math.ceil(m / config.tile_m), math.ceil(n / config.tile_n)
     rows, columns = _visited(config, tiles * config.cluster_blocks, m_tiles, n_tiles)
     read = (rows * config.tile_m + columns * config.tile_n) * parts
-    return min(1.0, (m + n) / (math.ceil(units / resident) * read))
+    return min(1.0, once / (math.ceil(units / resident) * read))
 
 
 def _visited(config: MatmulConfig, count: int, m_tiles: int, n_tiles: int) -> tuple[float, float]:
