@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 
 import pallasite
 from pallasite import gpu as plgpu
-from pallasite.cli.layouts import report as report_of
+from pallasite.cli.layouts import report as recorded_report
 from pallasite.layouts import named, row_major
 from pallasite.lowering.layout_names import describe_memory, name_of
 from pallasite.lowering.layout_report import LayoutReport
@@ -311,7 +311,7 @@ def test_recording_has_it():
     with recording() as kernels:
         compiled = pallasite.compile(make(*PRODUCT[:1], *PRODUCT[2:]), *OPERANDS, target="sm_90a")
     (layouts,) = kernels
-    assert layouts.report == report_of(layouts) == compiled.layouts
+    assert layouts.report == recorded_report(layouts) == compiled.layouts
     used = {name_of(layout) for layout in layouts.registers}
     assert used >= {one.layout for one in compiled.layouts.arrays if "ACC" not in one.layout}
 
@@ -331,7 +331,7 @@ def test_lane_semantics_have_layouts_without_reasons():
         compiled = pallasite.compile(function, array(64, 64), target="sm_90a")
     assert compiled.layouts is None
     (layouts,) = kernels
-    report = report_of(layouts)
+    report = recorded_report(layouts)
     assert arrays(report)[line(body, 1), "add"] == ("WGMMA",)
     assert {one.layout for one in report.shared} == {
         "TilingTransform((8, 32)), SwizzleTransform(128)"
