@@ -525,7 +525,7 @@ def test_few_rows_that_nobody_else_reads_fast(order, swapped):
 def test_last_round_of_tiles():
     """Where it would leave most multiprocessors without work, blocks share its tiles, or what is
     left has tiles of its own."""
-    sizes = Sizes(4325, 8192, 8192, 2, 2)
+    sizes = Sizes(5636, 4096, 8192, 2, 2)
     config = default_config(sizes)
     assert config.rest is not None or config.last_parts > 1
     alone = dataclasses.replace(config, rest=None, rest_from=0, rest_along="m", last_parts=1)
