@@ -31,7 +31,7 @@ import side_by_side
 import timing
 
 from pallasite_hopper.ops import MixedConfig, mixed_matmul
-from pallasite_hopper.ops.mixed.config import default_config
+from pallasite_hopper.ops.mixed.choice import default_config
 
 LARGEST_ERROR = 1e-2
 MOST_FLOPS = 2e12

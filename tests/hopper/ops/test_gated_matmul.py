@@ -112,7 +112,8 @@ def test_tiles_that_have_no_halves(fields):
 )
 def test_choice(m, n, k, chip):
     """It fits registers and shared memory, and is the estimated best of one kernel and two."""
-    both, each = Sizes(m, 2 * n, k, 2, 1), Sizes(m, n, k, 2, 2)
+    both = Sizes(m, 2 * n, k, 2, 1)
+    each = Sizes(m, n, k, 2, 2)
     found = fused_configs(m, n, k, chip)
     for config in found:
         assert halves(config)

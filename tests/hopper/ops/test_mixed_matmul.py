@@ -17,7 +17,8 @@ from pallasite.codegen.assembler import assemble
 from pallasite.codegen.tools import find_tool
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops import MixedConfig, mixed_configs, mixed_matmul
-from pallasite_hopper.ops.mixed.config import SHARED_MEMORY, default_config
+from pallasite_hopper.ops.mixed.choice import default_config
+from pallasite_hopper.ops.mixed.config import SHARED_MEMORY
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F16 = np.dtype(np.float16)
@@ -210,17 +211,18 @@ def test_odd_numbers_of_parts_of_the_epilogue():
 
 def test_tiles_that_fill_rounds():
     """Rows of tiles are chosen such that rounds of tiles take the least time."""
-    for extents, rows, depth, parts in (
-        ((4096, 8192, 8192), 256, 64, 1),
-        ((483, 5120, 5120), 168, 128, 1),  # 120 tiles
-        ((1993, 1280, 1280), 160, 128, 1),  # 130
-        ((3000, 6144, 5120), 160, 128, 1),  # 912, seven rounds
-        ((423, 3072, 3072), 88, 128, 1),  # 120
-        ((256, 4096, 4096), 128, 64, 2),  # 64 of two blocks
-        ((200, 8192, 8192), 208, 64, 2),  # 64 of two blocks
+    for extents, rows, depth, warpgroups in (
+        ((4096, 8192, 8192), 256, 64, 2),
+        ((483, 5120, 5120), 168, 128, 2),  # 120 tiles
+        ((1993, 1280, 1280), 160, 128, 2),  # 130
+        ((3000, 6144, 5120), 160, 128, 2),  # 912, seven rounds
+        ((423, 3072, 3072), 88, 128, 2),  # 120
+        ((256, 4096, 4096), 128, 128, 1),  # 128
+        ((200, 8192, 8192), 200, 64, 1),  # 128
     ):
         config = default_config(*extents, 8, 2)
-        assert (config.tile_m, config.tile_k, config.split_k) == (rows, depth, parts)
+        assert (config.tile_m, config.tile_k, config.warpgroups) == (rows, depth, warpgroups)
+        assert config.split_k == 1
         assert config.shared_bytes(8, 2) <= SHARED_MEMORY
 
 

@@ -12,7 +12,7 @@ _NAMES = {
     "matmul_configs": "pallasite_hopper.ops.dense.choice",
     "mixed_matmul": "pallasite_hopper.ops.mixed.api",
     "MixedConfig": "pallasite_hopper.ops.mixed.config",
-    "mixed_configs": "pallasite_hopper.ops.mixed.config",
+    "mixed_configs": "pallasite_hopper.ops.mixed.choice",
     "ragged_matmul": "pallasite_hopper.ops.ragged.api",
     "transposed_ragged_matmul": "pallasite_hopper.ops.ragged.api",
     "RaggedConfig": "pallasite_hopper.ops.ragged.config",

@@ -15,7 +15,7 @@ import numpy as np
 from pallasite_hopper.ops.decode import prefill
 from pallasite_hopper.ops.decode.config import HEAD_DIMS, MOST_TOKENS, default_config
 from pallasite_hopper.ops.flash.options import OPTIONS, portable_option
-from pallasite_hopper.ops.mixed.config import default_config as default_mixed_config
+from pallasite_hopper.ops.mixed.choice import default_config as default_mixed_config
 from pallasite_std.api import AttentionOptions, is_portable_config
 
 
@@ -39,7 +39,7 @@ def mixed_matmul(*args: Any, **kwargs: Any) -> str | None:
     if kwargs.get("config") is None and len(shape) == len(groups) == 2 and weights is not None:
         (m, k), n = shape, groups[1]
         group = k // groups[0] if groups[0] and k % groups[0] == 0 else 0
-        config = default_mixed_config(m, n, k, 4 if "int4" in str(weights) else 8, 2)
+        config = default_mixed_config(m, n, k, 4 if "int4" in str(weights) else 8, 2, group)
         if group and not config.fits_group(group):
             return f"groups of {group} elements"
     return _config(kwargs)

@@ -395,8 +395,8 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
         rest = nanoseconds(config.rest, sizes.part(along, left), rates)
         return nanoseconds(alone, sizes.part(along, place), rates) + rest
     m, n, k, size = sizes.m, sizes.n, sizes.k, sizes.size
-    columns = config.tile_m if config.swap else config.tile_n
-    written = m * n * sizes.out_size * (1 + rates.narrow * max(0.0, _WIDE / columns - 1))
+    width = config.tile_m if config.swap else config.tile_n
+    written = m * n * sizes.out_size * (1 + rates.narrow * max(0.0, _WIDE / width - 1))
     moved = (m + n * sizes.matrices) * k * size + written
     partial = config.parts * m * n * 4
     row_a = (sizes.pitch_m or m) if sizes.transpose_a else k
@@ -448,7 +448,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     # The epilogue.
     area = config.tile_m * config.tile_n
     epilogue = area * (sizes.out_size if config.parts == 1 else 4) * active / rates.write
-    epilogue += area / config.split_k * sizes.activation
+    activation = area / config.split_k * sizes.activation
     pieces = math.ceil(config.warpgroup_n / (config.epilogue_n * config.split_k))
     epilogue += rates.piece * (1 + (pieces - 1) * (_APART if config.epilogue_in_stages else 1.0))
     if config.split_k > 1:
@@ -461,6 +461,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     last = units - (rounds - 1) * resident
     shared = config.last_parts if last * config.last_parts <= resident else 1
     drained = rates.drained * epilogue if config.parts == config.split_k == 1 else 0.0
+    epilogue += activation
     busy = rounds * (steps * step + epilogue) - (rounds - 1) * drained
     if config.alternate:  # One warpgroup multiplies while the other one writes.
         busy = rounds * max(steps * step, (steps * step + epilogue) / 2) + epilogue

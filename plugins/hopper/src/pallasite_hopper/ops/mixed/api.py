@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 import pallasite
 from pallasite.plugin import InvalidValueError
-from pallasite_hopper.ops.mixed.config import MixedConfig, default_config, mixed_configs
+from pallasite_hopper.ops.mixed.choice import default_config, mixed_configs
+from pallasite_hopper.ops.mixed.config import MixedConfig
 from pallasite_hopper.ops.mixed.kernel import build
 from pallasite_std.api import MixedProblem, in_32_bits, mixed_call, multiplied, padded
 
@@ -91,7 +92,7 @@ def _choose(problem: MixedProblem, operands: tuple[jax.Array, ...]) -> MixedConf
         _VERSION,
         operands,
         lambda: mixed_configs(m, n, k, bits, size, problem.group),
-        default_config(m, n, k, bits, size, MULTIPROCESSORS, problem.group),
+        default_config(m, n, k, bits, size, problem.group),
         functools.partial(_run, problem),
         key=(problem.transposed, problem.group, str(problem.out_dtype)),
     )
