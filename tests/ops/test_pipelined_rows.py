@@ -10,7 +10,7 @@ from norm_reference import norm_and_reference
 
 import pallasite
 from pallasite import ops
-from pallasite_std.ops.rows import norm_kernels, norms, pipelines
+from pallasite_std.ops.rows import norm_beside, norm_kernels, norms, pipelines
 from pallasite_std.ops.rows.pipelines import gradient_pipeline
 
 pytestmark = pytest.mark.runs_kernels
@@ -52,6 +52,8 @@ def test_gradients(rows, columns, dtype, multiprocessors, residual, by_columns, 
     monkeypatch.setattr(pipelines, "MORE_BY_COLUMNS", by_columns)
     machine = multiprocessors, SHARED_MEMORY
     monkeypatch.setattr(pipelines, "BY_COLUMNS", by_columns)
+    monkeypatch.setattr(norm_kernels, "KEPT", False)
+    monkeypatch.setattr(norm_beside, "MOST_BYTES", 0)
     monkeypatch.setattr(norms, "machine", lambda: machine)
     norm_kernels.backward.cache_clear()
     dtypes = [dtype] * (2 + residual)
@@ -87,6 +89,7 @@ def test_gradients(rows, columns, dtype, multiprocessors, residual, by_columns, 
 )
 def test_gradients_of_few_rows(rows, columns, dtype, multiprocessors, blocks, groups, monkeypatch):
     machine = multiprocessors, SHARED_MEMORY
+    monkeypatch.setattr(norm_kernels, "KEPT", False)
     monkeypatch.setattr(norms, "machine", lambda: machine)
     norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, False, dtype, None, dtype.itemsize)
     pipeline = norm_kernels._pipeline(norm, rows, columns, dtype, *machine)

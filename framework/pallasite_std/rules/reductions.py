@@ -118,7 +118,18 @@ def reduce_by_name(
         combiner(ctx, name, array.dtype),
         neutral_element(name, array.dtype),
         votes_for=votes.get(name) if types.is_bool(array.dtype) else None,
+        at_once=_instruction(name, array.dtype),
     )
+
+
+def _instruction(name: str, dtype: np.dtype[Any]) -> str | None:
+    """The function that combines integers of all lanes of a warp at once, if there is one
+    (``redux.sync``, PTX ISA 9.7.13.8)."""
+    if types.is_float(dtype) or types.is_bool(dtype) or types.bit_width(dtype) != 32:
+        return None
+    if name in ("min", "max"):
+        return name if types.is_signed(dtype) else f"u{name}"
+    return name if name in ("add", "and", "or", "xor") else None
 
 
 def reduce_array(
@@ -129,11 +140,13 @@ def reduce_array(
     neutral: Any,
     *,
     votes_for: bool | None = None,
+    at_once: str | None = None,
 ) -> RegisterArray:
     """Combines the elements along ``axes``; the order of combination is fixed by the layout.
 
     ``neutral`` is a number that changes no element that it is combined with. Of conditions,
-    ``votes_for`` is what the result is if any of them is; lanes find that out by a vote.
+    ``votes_for`` is what the result is if any of them is; lanes find that out by a vote. Where one
+    instruction combines numbers of 32 bits of a warp, ``at_once`` is its name.
     """
     if array.is_splat or array.size == 1:
         raise UnsupportedError("a reduction of equal elements needs its own formula")
@@ -158,6 +171,8 @@ def reduce_array(
         length = ops.vector_length(registers[0])
         if votes_for is not None and not plan.lane_rotations:
             registers = [_vote(ctx, r, plan.lane_masks, votes_for) for r in registers]
+        elif at_once is not None and sum(plan.lane_masks) == LANES - 1 and len(registers) < _MANY:
+            registers = [_of_warp(register, at_once) for register in registers]
         else:
             registers = _packed(registers)
             registers = _across_lanes(ctx, combine, registers, plan.lane_masks)
@@ -216,6 +231,16 @@ def _across_lanes(
         shuffle(registers[place], "idx", ops.add(others, owner))
         for owner, place in zip(owners, places, strict=True)
     ]
+
+
+def _of_warp(register: ir.Value, name: str) -> ir.Value:
+    """What an instruction makes of the integers of all lanes, each of 32 bits."""
+    everyone = ops.i32_constant(-1)
+    parts = [ops.extract(register, n) for n in range(ops.vector_length(register))]
+    found = [
+        ops.intrinsic(ops.i32(), f"llvm.nvvm.redux.sync.{name}", part, everyone) for part in parts
+    ]
+    return ops.from_elements(found)
 
 
 def _vote(ctx: RuleContext, register: ir.Value, masks: Sequence[int], wanted: bool) -> ir.Value:

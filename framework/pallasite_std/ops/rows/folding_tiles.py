@@ -8,7 +8,6 @@ vectors; what is added for each column stays in registers.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,23 +27,28 @@ from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_o
 TILED = True
 """Whether gradients of norms of such rows are computed so."""
 
-_FEWEST, _MOST = 64, 768
-"""Columns of such rows at least, and at most: of more, registers hold few."""
+_FEWEST = 64
+"""Columns of such rows at least."""
 
-_PART = 12 * LANES
-"""Elements of the rows that are worked on at a time, at most: lanes keep several arrays of them."""
+_PART = 16
+"""Elements of a lane up to which more than four rows are worked on at a time."""
 
-_BYTES = 30 * 1024
-"""Of shared memory of a block at most, about, so that a multiprocessor has several."""
+_RESERVED = 3072
+"""Bytes of shared memory for barriers, and what warps exchange, about."""
 
-_BESIDES = 24
+_BESIDES = 30
 """Registers of a lane besides arrays."""
+
+_WARPGROUPS = 512
+"""Registers of a multiprocessor by lanes of a warpgroup."""
 
 _ENOUGH = 4
 """Tiles of each block at least."""
 
 _STAGES = 3
-_RESIDENT = 8
+_RESIDENT, _LEAST_RESIDENT = 8, 3
+"""Blocks of a multiprocessor, at most and at least."""
+
 _MOST_HEIGHT = 64
 
 
@@ -85,26 +89,50 @@ def folded_tile(
       shared_memory: bytes that a block may have.
     """
     sizes = [columns * size_of(dtype) for dtype in dtypes]
-    if not TILED or all(size % 4 == 0 for size in sizes) or rows * columns >= 2**31:
+    words = all(size % 4 == 0 for size in sizes)
+    if not TILED or (words and sums < 2) or rows * columns >= 2**31:
         return None
-    if not _FEWEST <= columns <= _MOST or not shared_memory:
+    if columns < _FEWEST or not shared_memory:
         return None
-    part = 1
-    while 2 * part * columns <= _PART:
+    vector = min(VECTOR_BYTES // size_of(one) for one in dtypes) if words else 1
+    vector = math.gcd(columns, vector)
+
+    def lane_elements(part: int) -> int:
+        """Of the rows that are worked on at a time, each by lanes of its own."""
+        unit = vector * max(1, LANES // part)
+        return -(-columns // unit) * vector * max(1, part // LANES)
+
+    part = 4  # A warp has a row: lanes exchange what they have summed among themselves.
+    while lane_elements(2 * part) <= _PART:
         part *= 2
+    # Besides sums, registers hold what is read, and the weight.
+    registers = _BESIDES + (len(dtypes) + sums + 1) * lane_elements(part)
+    if registers > _WARPGROUPS // _LEAST_RESIDENT:
+        return None
     # Elements of rows are fetched, too: four of 32 bits are a vector.
     period = max(VECTOR_BYTES // math.gcd(size, VECTOR_BYTES) for size in sizes)
     height = max(period, part, 4)
     row = sum(sizes) + 4 * values
-    while 2 * height * row * _STAGES <= _BYTES and 2 * height <= _MOST_HEIGHT:
+    most = min(_RESIDENT, _WARPGROUPS // (-(-registers // 8) * 8))
+    room = shared_memory // most - _RESERVED
+    while 2 * height * row * _STAGES <= room and 2 * height <= _MOST_HEIGHT:
         height *= 2
-    stages = max(2, min(_STAGES, _BYTES // (height * row)))
-    needed = stages * height * row + 8 * columns + 2048
-    registers = -(-(_BESIDES + (2 + sums) * -(-part * columns // LANES)) // 8) * 8
-    resident = min(_RESIDENT, shared_memory // needed, 512 // registers)
-    if resident < 3 or rows < _ENOUGH * height * multiprocessors * resident:
+    for stages in range(_STAGES, 1, -1):
+        needed = stages * height * row + _RESERVED
+        resident = min(most, shared_memory // needed)
+        if resident == most or stages == 2:
+            break
+    if resident < _LEAST_RESIDENT or rows < _ENOUGH * height * multiprocessors * resident:
         return None
     return FoldedTile(height, part, stages, resident)
+
+
+class _FoldedChunk(PlacedChunk):
+    """The same where registers have vectors, repeated for each row."""
+
+    def vector(self, ref: Any) -> Any:
+        """See the base class."""
+        return self.rows.held[id(ref)]
 
 
 def folding_tile_kernel(
@@ -140,10 +168,14 @@ def folding_tile_kernel(
     def on_tiles(*refs: Any, loaded: Any, **buffers: Any) -> None:
         block, sources = lax.axis_index("block"), refs[: len(dtypes)]
         result = refs[len(refs) - len(out_types)]
-        kept = dict[int, Any]()
-        for one in vectors:
-            kept[id(refs[one])] = buffers[f"vector_{one}"]
-            buffers[f"vector_{one}"][...] = refs[one][...]
+        shape = (columns,) if part == 1 else (part, columns)
+
+        def spread(vector: Any) -> Any:
+            return vector if part == 1 else lax.broadcast_in_dim(vector, shape, (1,))
+
+        vectors_here = {
+            id(refs[one]): spread(refs[one][...].astype(jnp.float32)) for one in vectors
+        }
 
         def places(stage: Any) -> dict[int, Any]:
             found = {
@@ -174,9 +206,10 @@ def folding_tile_kernel(
                 }
                 held = {id(refs[one]): there[id(refs[one])][these] for one in of_rows}
                 rows_here = Rows(
-                    RowTiling(part, 1, columns, columns), first + row, 0, None, kept, held
-                )
-                rows_here.resident = PlacedChunk(rows_here, some)
+                    RowTiling(part, 1, columns, columns), first + row, 0, None, None,
+                    vectors_here | held,
+                )  # fmt: skip
+                rows_here.resident = _FoldedChunk(rows_here, some)
                 so_far = list(carry)
 
                 def add(added: list[Any]) -> None:
@@ -192,7 +225,7 @@ def folding_tile_kernel(
 
         def of_row(row: Any, carry: Any) -> Any:
             window = pl.ds(row * columns, columns)
-            alone = Rows(RowTiling(1, 1, columns, columns), row, 0, None, kept)
+            alone = Rows(RowTiling(1, 1, columns, columns), row, 0)
             there = {id(one): one.at[window] for one in (*sources, result)}
             alone.resident = PlacedChunk(alone, there)
             added: list[Any] = []
@@ -206,7 +239,6 @@ def folding_tile_kernel(
                 for one, more in zip(carry, added, strict=True)
             )
 
-        shape = (columns,) if part == 1 else (part, columns)
         carry: Any = (jnp.zeros(shape, jnp.float32),) * sums
         steps = lax.div(full - block + (blocks - 1), blocks)
         carry = over_steps(steps, tile.stages, loaded, fetch, work, carry)
@@ -222,33 +254,27 @@ def folding_tile_kernel(
             carry = tuple(jnp.sum(one, axis=0) for one in carry)
         finish(0, block, carry, *refs)
 
-    @functools.lru_cache(maxsize=8)
-    def kernel_of(*vector_types: np.dtype[Any]) -> Callable[..., tuple[jax.Array, ...]]:
-        scratch: dict[str, Any] = {
-            f"staged_{number}": plgpu.SMEM((tile.stages, size), dtype)
-            for number, dtype in enumerate(dtypes)
-        }
-        for one in of_rows:
-            scratch[f"values_{one}"] = plgpu.SMEM((tile.stages, height), jnp.float32)
-        for one, dtype in zip(vectors, vector_types, strict=True):
-            scratch[f"vector_{one}"] = plgpu.SMEM((columns,), dtype)
-        scratch["loaded"] = plgpu.Barrier(
-            num_arrivals=len(dtypes) + len(of_rows), num_barriers=tile.stages
-        )
-        matrix = jax.ShapeDtypeStruct((rows * columns,), out_types[0].dtype)
-        kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
-            on_tiles,
-            out_type=(matrix, *out_types[1:]),
-            grid=(blocks,),
-            grid_names=("block",),
-            kernel_name=name,
-            compiler_params=dataclasses.replace(params, min_blocks=tile.resident),
-            scratch_types=scratch,
-        )
-        return kernel
+    scratch: dict[str, Any] = {
+        f"staged_{number}": plgpu.SMEM((tile.stages, size), dtype)
+        for number, dtype in enumerate(dtypes)
+    }
+    for one in of_rows:
+        scratch[f"values_{one}"] = plgpu.SMEM((tile.stages, height), jnp.float32)
+    scratch["loaded"] = plgpu.Barrier(
+        num_arrivals=len(dtypes) + len(of_rows), num_barriers=tile.stages
+    )
+    matrix = jax.ShapeDtypeStruct((rows * columns,), out_types[0].dtype)
+    kernel: Callable[..., tuple[jax.Array, ...]] = plgpu.kernel(
+        on_tiles,
+        out_type=(matrix, *out_types[1:]),
+        grid=(blocks,),
+        grid_names=("block",),
+        kernel_name=name,
+        compiler_params=dataclasses.replace(params, min_blocks=tile.resident),
+        scratch_types=scratch,
+    )
 
     def call(*operands: Any) -> tuple[jax.Array, ...]:
-        kernel = kernel_of(*(np.dtype(operands[one].dtype) for one in vectors))
         flat = [one.reshape(-1) for one in operands[: len(dtypes)]]
         matrix, *rest = kernel(*flat, *operands[len(dtypes) :])
         return (matrix.reshape(rows, columns), *rest)

@@ -17,7 +17,7 @@ from pallasite_std.ops.arguments import (
     without_derivatives,
     zeros,
 )
-from pallasite_std.ops.rows import norm_kernels, norm_segments, norm_strips
+from pallasite_std.ops.rows import norm_beside, norm_kernels, norm_segments, norm_strips
 from pallasite_std.ops.rows.arguments import (
     FLOATS,
     as_rows,
@@ -254,6 +254,12 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
     d_sum = [as_rows(cotangents[1])] if norm.residual else []
     here = machine()
     count, columns = rows.shape
+    dtypes = tuple(np.dtype(one.dtype) for one in (weight, bias) if one is not None)
+    if norm_beside.suits_beside(norm, count, columns, np.dtype(x.dtype)):
+        beside = norm_beside.gradients_beside(norm, count, columns, np.dtype(x.dtype), dtypes)
+        d_x, *whole = beside(rows, d_out, *d_sum, *moments, *vectors)
+        d_weight = None if weight is None else whole.pop(0)
+        return d_x.reshape(x.shape), d_weight, None if bias is None else whole.pop(0)
     few = in_segments((count, columns), here[0])
     if not few and norm_kernels.keeps_rows(norm, count, columns, np.dtype(x.dtype), *here):
         kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *here)
@@ -263,8 +269,6 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
         reduced = reduce(rows, d_out, *moments, *vectors)
         kernel = norm_strips.gradients(norm, *rows.shape, np.dtype(x.dtype), here[0])
         d_x, *rest = kernel(rows, d_out, *moments, *reduced, *vectors, *d_sum)
-    vectors = [one for one in (weight, bias) if one is not None]
-    dtypes = [one.dtype for one in vectors]
     # XLA sums one of few rows as fast, or faster.
     if TOGETHER and rest and rest[0].shape[0] > (1 if len(rest) > 1 else _MANY_SUMS):
         sums = column_sums(rest, dtypes, here[0])

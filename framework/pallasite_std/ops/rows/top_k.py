@@ -25,6 +25,13 @@ _MOST_CANDIDATES = 32 * LANES
 """The largest elements of all segments together, if there are segments."""
 _TAKEN = -(2**31)
 """The key of an element that has been found, or does not exist."""
+_PLACES = 15
+"""Bits for the column of an element of 16 bits in its key: registers hold fewer columns."""
+_PLACE = (1 << _PLACES) - 1
+_ABOVE = 1 << 30
+"""More than any such key."""
+_BELOW = -(1 << 30) - 1
+"""Less than any such key."""
 
 
 @in_32_bits
@@ -112,37 +119,51 @@ def _kernel(
     width = columns if width is None else width
     tiling = row_tiling(rows * segments, width, size_of(dtype), Registers())
     packed = dtype.itemsize == 2
-    exchanges = k * (1 if packed else 2)
+    exchanges, exchanged = (k, jnp.uint32) if packed else (2 * k, jnp.int32)
 
     def search(block: Rows, x: Any, first: Any, values: Any, indices: Any, exists: Any) -> None:
         """Of columns from ``first`` on, those before ``exists`` left out."""
         places = block.resident.columns()
         keys = _keys(x[block.place, pl.ds(block.resident.first, block.resident.width)])
+        taken = _BELOW if packed else _TAKEN
         if packed:  # Elements are told apart by their columns, of which the lowest is the largest.
-            keys = lax.shift_left(keys, _like(keys, 16)) | (_like(keys, 0xFFFF) - places)
+            keys = lax.shift_left(keys, _like(keys, _PLACES)) | (_like(keys, _PLACE) - places)
         if exists is not None:
-            keys = jnp.where(places >= exists, keys, _TAKEN)
+            keys = jnp.where(places >= exists, keys, taken)
 
-        def one(number: Any, keys: Any) -> Any:
-            block.use_slots((1 if packed else 2) * number)
-            (best,) = block.reduce(lambda chunk: (keys,), "max")
-            if packed:
-                place = 0xFFFF - (best & 0xFFFF)
-                left = jnp.where(keys == block.spread(best, block.resident), _TAKEN, keys)
-            else:
-                same = keys == block.spread(best, block.resident)
-                (place,) = block.reduce(lambda chunk: (jnp.where(same, -places, _TAKEN),), "max")
-                place = -lax.max(place, jnp.full_like(place, 1 - width))
-                found = places == block.spread(place, block.resident)
-                left = jnp.where(found, _TAKEN, keys)
+        def put(number: Any, best: Any, place: Any) -> None:
             value = block.elements(x, place)
             if exists is not None:
-                value = jnp.where(best == _TAKEN, -jnp.inf, value)
+                value = jnp.where(best == taken, -jnp.inf, value)
             block.store(values.at[:, number], value)
             block.store(indices.at[:, number], place + first)
-            return left
 
-        lax.fori_loop(0, k, one, keys)
+        def next_smaller(number: Any, best: Any) -> Any:
+            """The largest key below one: as unsigned numbers, negative differences to that are
+            larger than the others, and no difference overflows."""
+            block.use_slots(number)
+            apart = keys - block.spread(best, block.resident)
+            apart = lax.bitcast_convert_type(apart, jnp.uint32)
+            (nearest,) = block.reduce(lambda chunk: (apart,), "max")
+            nearest = lax.bitcast_convert_type(nearest, jnp.int32)
+            best = best + lax.min(nearest, jnp.zeros_like(nearest))
+            put(number, best, _PLACE - (best & _PLACE))
+            return best
+
+        def take(number: Any, keys: Any) -> Any:
+            block.use_slots(2 * number)
+            (best,) = block.reduce(lambda chunk: (keys,), "max")
+            same = keys == block.spread(best, block.resident)
+            (place,) = block.reduce(lambda chunk: (jnp.where(same, -places, _TAKEN),), "max")
+            place = -lax.max(place, jnp.full_like(place, 1 - width))
+            put(number, best, place)
+            return jnp.where(places == block.spread(place, block.resident), _TAKEN, keys)
+
+        if packed:
+            shape = () if block.tiling.height == 1 else (block.tiling.height,)
+            lax.fori_loop(0, k, next_smaller, jnp.full(shape, _ABOVE, jnp.int32))
+        else:
+            lax.fori_loop(0, k, take, keys)
 
     def over_segments(x: Any, values: Any, indices: Any, **scratch: Any) -> None:
         row, segment = lax.axis_index("row"), lax.axis_index("segment")
@@ -167,14 +188,14 @@ def _kernel(
         def body(block: Rows, x: Any, values: Any, indices: Any) -> None:
             search(block, x, 0, values, indices, None)
 
-        return row_kernel(body, rows, tiling, out_types, "top_k", exchanges, exchanged=jnp.int32)
+        return row_kernel(body, rows, tiling, out_types, "top_k", exchanges, exchanged=exchanged)
     kernel: Callable[..., Any] = plgpu.kernel(
         over_segments,
         out_type=tuple(out_types),
         grid=(rows, segments),
         grid_names=("row", "segment"),
         kernel_name="top_k",
-        **threads_of(tiling, exchanges, jnp.int32),
+        **threads_of(tiling, exchanges, exchanged),
     )
     return kernel
 
