@@ -113,6 +113,8 @@ def steepness(dtype: np.dtype[Any], q: np.ndarray, k: np.ndarray, scale: float) 
 
 
 def lengths(draw: Draw, batch: int, most: int) -> np.ndarray:
-    """Of sequences, each up to a number."""
+    """Of sequences, each up to a number; some are below 0 or above, which count as the nearest."""
     found = draw.random.integers(0, most + 1, batch)
-    return np.where(draw.random.random(batch) < 0.25, draw.one(0, 1, most), found).astype(np.int32)
+    return np.where(
+        draw.random.random(batch) < 0.25, draw.one(-2, 0, 1, most, most + 9), found
+    ).astype(np.int32)

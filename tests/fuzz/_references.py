@@ -104,8 +104,8 @@ def attention(
     batch, q_seq, heads, dim = q.shape
     kv_seq, kv_heads = k.shape[1:3]
     queries, keys = jnp.arange(q_seq)[:, None], jnp.arange(kv_seq)
-    q_lengths = jnp.full(batch, q_seq) if q_lengths is None else q_lengths
-    kv_lengths = jnp.full(batch, kv_seq) if kv_lengths is None else kv_lengths
+    q_lengths = jnp.full(batch, q_seq) if q_lengths is None else jnp.clip(q_lengths, 0, q_seq)
+    kv_lengths = jnp.full(batch, kv_seq) if kv_lengths is None else jnp.clip(kv_lengths, 0, kv_seq)
     ends, starts = kv_lengths[:, None, None], q_lengths[:, None, None]
     positions = queries + (ends - starts)
     seen = (keys < ends) & (queries < starts)

@@ -245,6 +245,27 @@ def test_variable_lengths(causal):
     check(batch=4, q_seq=70, kv_seq=100, causal=causal, **{one: options[one]})
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths_beyond_the_arrays(causal):
+    q, k, v = inputs(3, 70, 100, (2, 1), 64)
+    pairs = {"q_lengths": ([90, 70, -3], 70), "kv_lengths": ([100, 117, 101], 100)}
+
+    def gradients(lengths):
+        def loss(*operands):
+            return jnp.sum(jnp.sin(attention(*operands, causal=causal, **lengths)))
+
+        return jax.grad(loss, (0, 1, 2))(q, k, v)
+
+    for names in (("q_lengths", "kv_lengths"), ("q_lengths",), ("kv_lengths",)):
+        lengths = {name: np.array(pairs[name][0]) for name in names}
+        clipped = {name: np.clip(pairs[name][0], 0, pairs[name][1]) for name in names}
+        found = attention(q, k, v, causal=causal, **lengths)
+        expected, _ = reference(q, k, v, causal=causal, scale=64**-0.5, **clipped)
+        np.testing.assert_allclose(np.asarray(found, np.float64), expected, atol=2e-2)
+        for one, other in zip(gradients(lengths), gradients(clipped), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_queries_that_see_no_key():
     check(q_seq=200, kv_seq=10, causal=True)
 

@@ -82,9 +82,9 @@ def attention(
       window: keys that a query sees before and after its own position, which is
         ``i + (keys - queries)``; a number for both sides, None for all. With ``causal``, those
         before count.
-      q_lengths, kv_lengths: (batch,), integers: how many queries and keys of each batch exist. They
-        also take the place of q_seq and kv_seq in ``causal`` and ``window``. What the arrays hold
-        beyond must be finite.
+      q_lengths, kv_lengths: (batch,), integers: how many queries and keys of each batch exist; more
+        than there are means all. They also take the place of q_seq and kv_seq in ``causal`` and
+        ``window``. What the arrays hold beyond must be finite.
       q_segments, kv_segments: (batch, q_seq) and (batch, kv_seq), integers: queries see keys of the
         same segment only. If segments are in ascending order, as in packed sequences, tiles without
         common ones are not computed.

@@ -251,7 +251,8 @@ class Tiles:
         queries: Any = jnp.int32(p.q_seq)
         keys: Any = jnp.int32(p.kv_seq)
         if lengths_g is not None:
-            queries, keys = lengths_g[batch, 0], lengths_g[batch, 1]
+            queries = lax.min(lengths_g[batch, 0], queries)
+            keys = lax.min(lengths_g[batch, 1], keys)
         offset = keys - queries
         end = lax.div(queries + (c.block_q - 1), jnp.int32(c.block_q))
         begin = full = jnp.int32(0)

@@ -245,10 +245,12 @@ class Tiles:
         if config.cluster > 1:
             start = first + lax.axis_index("cluster") * config.block_q
         q_lengths, kv_lengths = lengths
-        q_length = problem.q_seq if q_lengths is None else q_lengths[batch]
-        kv_length = problem.kv_seq if kv_lengths is None else kv_lengths[batch]
-        if problem.terms and kv_lengths is not None:
-            kv_length = lax.min(kv_length, problem.kv_seq)
+        q_length: Any = problem.q_seq
+        kv_length: Any = problem.kv_seq
+        if q_lengths is not None:
+            q_length = lax.min(q_lengths[batch], q_length)
+        if kv_lengths is not None:
+            kv_length = lax.min(kv_lengths[batch], kv_length)
         seen = kv_length
         if problem.ahead is not None:
             until = first + self.rows + (kv_length - q_length)
