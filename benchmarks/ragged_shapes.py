@@ -31,6 +31,7 @@ import side_by_side
 import timing
 
 from pallasite_hopper.ops import RaggedConfig, ragged_matmul
+from pallasite_hopper.ops.ragged.choice import Groups, best_configs
 
 LARGEST_ERROR = 1e-2
 MOST_FLOPS = 8e11
@@ -39,6 +40,7 @@ RIVALS = ("each group by XLA", "each group by PyTorch")
 SPREADS = ("cut", "equal", "halves")
 WAYS: dict[str, Mapping[str, Any] | None] = {
     "as chosen": None,
+    "usual": {},
     "columns halved": {"split": "n", "epilogue_buffers": 1},
     "columns halved, bands of 16": {"split": "n", "epilogue_buffers": 1, "band": 16},
     "bands of 16": {"band": 16},
@@ -56,13 +58,6 @@ WAYS: dict[str, Mapping[str, Any] | None] = {
     "last steps shared, clusters": {"stream": True, "cluster": 2},
     "256 x 128": {"tile_m": 256, "tile_n": 128, "epilogue_buffers": 1},
     "192 x 256": {"tile_m": 192, "split": "n", "epilogue_buffers": 1},
-    "256 x 192": {"tile_m": 256, "tile_n": 192, "epilogue_buffers": 1},
-    "256 x 192, last steps shared": {
-        "tile_m": 256,
-        "tile_n": 192,
-        "epilogue_buffers": 1,
-        "stream": True,
-    },
 }
 """Attributes of the configuration; None is what is chosen."""
 
@@ -126,7 +121,24 @@ def drawn(seed: int, count: int) -> list[Case]:
     return found[:count]
 
 
-def ready(names: Sequence[str], case: Case) -> Callable[[], Measured]:
+def kinds(case: Case, count: int) -> dict[str, RaggedConfig]:
+    """The best of each kind of tile by the estimate."""
+    groups = Groups(case.rows, case.n, case.k, case.groups, 2, False)
+    return {describe(one): one for one in best_configs(groups)[:count]}
+
+
+def describe(config: RaggedConfig) -> str:
+    """Of what differs among them."""
+    tiles = config.transposed
+    if tiles is None:
+        return f"{config.tile_m}x{config.tile_n}, {config.split} halved, {config.stages} stages"
+    found = f"transposed {tiles.tile_m}x{tiles.tile_n}, {tiles.stages} stages"
+    found += f", {tiles.split} halved" if tiles.warpgroups == 2 and not tiles.alternate else ""
+    found += ", turns" if tiles.alternate else ""
+    return found + (", narrow ones last" if config.last else "")
+
+
+def ready(names: Sequence[str], count: int, case: Case) -> Callable[[], Measured]:
     """Compiles all programs; returns what measures them."""
     if operands.torch_is_there() and jax.default_backend() == "gpu":
         importlib.import_module("torch")  # before CUPTI comes into the process
@@ -137,10 +149,12 @@ def ready(names: Sequence[str], case: Case) -> Callable[[], Measured]:
     out = jax.ShapeDtypeStruct((case.rows, case.n), jnp.bfloat16)
     programs: dict[str, Any] = {}
     failed: dict[str, str] = {}
+    configs: dict[str, RaggedConfig | None] = {}
     for name in names:
         way = WAYS[name]
+        configs[name] = None if way is None else RaggedConfig(**way).filled(2)
+    for name, config in (configs | kinds(case, count)).items():
         try:
-            config = None if way is None else RaggedConfig(**way).filled(2)
             function = jax.jit(functools.partial(ragged_matmul, config=config))
             programs[name] = function.lower(a, b, counts).compile()
         except Exception as error:
@@ -230,13 +244,14 @@ def main(argv: Sequence[str]) -> int:
         "--shapes", nargs="+", help="these, such as 8192x4096x4096x8xhalves, before those drawn"
     )
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), help="these besides the choice")
+    parser.add_argument("--kinds", type=int, default=0, help="of tiles, measured as well")
     arguments = parser.parse_args(argv)
     names = list(
         dict.fromkeys(["as chosen", *(WAYS if arguments.ways is None else arguments.ways)])
     )
     print(harness.machine(), flush=True)
     outcomes = side_by_side.prepared(
-        functools.partial(ready, names),
+        functools.partial(ready, names, arguments.kinds),
         [*map(named, arguments.shapes or ()), *drawn(arguments.seed, arguments.count)],
         arguments.processes,
         arguments.seconds,

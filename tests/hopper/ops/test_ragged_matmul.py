@@ -22,11 +22,20 @@ from pallasite_hopper.ops import (
     ragged_matmul,
     transposed_ragged_matmul,
 )
+from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.ragged import kernel
+from pallasite_hopper.ops.ragged.choice import Groups, ordered_configs, work_of
+from pallasite_hopper.ops.ragged.transposed_tiles import widths_of
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F16 = np.dtype(np.float16)
 SMALL = RaggedConfig(tile_m=64, tile_n=128, split="n", stages=2, band=2, epilogue_n=32)
+
+TRANSPOSED = {
+    "swap": True, "tile_m": 64, "tile_n": 48, "warpgroups": 1, "split": "m", "stages": 3,
+    "group": 2, "epilogue_n": 32,
+}  # fmt: skip
+TWO = TRANSPOSED | {"warpgroups": 2}
 
 ROWS = 200
 SIZES = {
@@ -386,3 +395,87 @@ def test_messages_of_dtypes():
 def test_configuration_messages(name, value):
     with pytest.raises(InvalidValueError, match=f"RaggedConfig.{name} does not fit"):
         RaggedConfig(**{name: value})
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "widths"),
+    [
+        (TRANSPOSED, 3),
+        (TRANSPOSED | {"epilogue_buffers": 2}, 1),
+        (TWO | {"tile_m": 128}, 2),
+        (TWO | {"split": "n", "tile_n": 64}, 4),
+        (TWO | {"alternate": True, "epilogue_n": 16}, 3),
+        (TWO | {"cluster": 2, "cluster_along": "m", "tile_m": 128}, 2),
+    ],
+    ids=str,
+)
+def test_tiles_of_the_transposed_product(sizes, fields, widths, last):
+    """Tiles as wide as what is left of a group, in kernels of all kinds."""
+    config = RaggedConfig(transposed=MatmulConfig(**fields), widths=widths, last=last)
+    a, b, counts = normal(1, (ROWS, 136)), normal(2, (6, 136, 264)), np.array(SIZES[sizes])
+    result = jitted_ragged(a, b, jnp.asarray(counts), config=config, out_dtype=jnp.float32)
+    check(result, ragged_reference(a, b, counts))
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(("transpose_b", "last"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize("fields", [TRANSPOSED, TWO | {"alternate": True}])
+def test_several_rounds_of_transposed_tiles(fields, transpose_b, last, monkeypatch):
+    """Blocks have several tiles, of full width and narrower ones; odd extents, float16."""
+    monkeypatch.setattr("pallasite_hopper.ops.ragged.api.MULTIPROCESSORS", 5)
+    config = RaggedConfig(transposed=MatmulConfig(**fields), last=last)
+    counts = np.array([100, 0, 17, 150, 49, 3, 96])
+    shape = (7, 205, 70) if transpose_b else (7, 70, 205)
+    a, b = normal(1, (430, 70), F16), normal(2, shape, F16)
+    result = ragged_matmul(a, b, jnp.asarray(counts), transpose_b=transpose_b, config=config)
+    check(result, ragged_reference(a, b, counts, transpose_b), np.float16)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 20000),
+    st.integers(1, 64),
+    st.integers(1, 1000).map(lambda n: 8 * n),
+    st.integers(1, 1000).map(lambda k: 8 * k),
+    st.sampled_from([2, 4]),
+    st.sampled_from(["H100", "H200"]),
+)
+def test_choice(m, count, n, k, out_size, chip):
+    """What is chosen fits registers and shared memory."""
+    config = ordered_configs(Groups(m, n, k, count, out_size, False), chip)[0]
+    tiles = config.transposed
+    if tiles is None:
+        assert config.shared_bytes(out_size) <= 227 * 1024
+        return
+    assert tiles.fits(2, out_size) and tiles.stages > 2
+    assert tiles.warpgroup_m * tiles.warpgroup_n <= 128 * 200
+    assert all(width % 8 == 0 for width in widths_of(tiles, config.widths))
+
+
+def test_work_of_blocks():
+    """The block with the most tiles, by tiles that are counted one by one."""
+    tiles = MatmulConfig(swap=True, tile_m=64, tile_n=64, warpgroups=1, split="m", group=2)
+    sizes = (130, 64, 0, 20)
+    for last, order in (
+        # Groups of 130, 64 and 20 rows, three columns of tiles; bands of two rows of tiles.
+        (False, ["64"] * 6 + ["2"] * 3 + ["64"] * 3 + ["20"] * 3),
+        (True, ["64"] * 6 + ["64"] * 3 + ["2"] * 3 + ["20"] * 3),
+    ):
+        config = RaggedConfig(transposed=tiles, widths=2, last=last)
+        work, again = work_of(config, 192, np.array(sizes), blocks=4)
+        # Two rows, and 20, take a tile of 32, which reads three quarters of what a whole one does.
+        costs = [1.0 if rows == "64" else max(0.5, 0.8 * 0.75) for rows in order]
+        assert work == pytest.approx(max(sum(costs[block::4]) for block in range(4)))
+        assert again == (1 if last else 0)
+
+
+def test_tiles_fit_groups_of_equal_size():
+    """Groups whose rows make a little more than a tile of 128 have tiles of more rows; many rows
+    have warpgroups that take turns."""
+    few = ordered_configs(Groups(16 * 170, 8192, 6144, 16, 2, False), "H200")[0].transposed
+    assert few is not None and few.tile_n % 128 > 0
+    many = ordered_configs(Groups(8192, 4096, 4096, 8, 2, False), "H200")[0]
+    assert many.transposed is not None and many.transposed.alternate and many.last

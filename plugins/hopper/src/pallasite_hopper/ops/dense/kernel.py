@@ -476,12 +476,11 @@ class MatmulLoop:
     ) -> None:
         """A consumer: multiplies what is in the stages, and writes the sums of each tile."""
         config, problem = self.config, self.problem
-        wm, wn = config.warpgroup_m, config.warpgroup_n
+        wm = config.warpgroup_m
         own = config.alternate  # Each warpgroup has tiles of its own.
         by_rows = warpgroup if config.split == "m" and not own else jnp.int32(0)
         by_columns = warpgroup if config.split == "n" and not own else jnp.int32(0)
-        row, column = by_rows * wm, by_columns * wn
-        out_row, out_column = by_rows * self.part_rows, by_columns * self.part_columns
+        row, out_row = by_rows * wm, by_rows * self.part_rows
 
         def left(stage: Any) -> Any:
             rows = pl.ds(row, wm)
@@ -489,8 +488,8 @@ class MatmulLoop:
                 return plgpu.transpose_ref(a_smem.at[stage, :, rows], (1, 0))
             return a_smem.at[stage, rows]
 
-        def right(stage: Any) -> Any:
-            columns = pl.ds(column, wn)
+        def right(stage: Any, wn: int) -> Any:
+            columns = pl.ds(by_columns * wn, wn)
             if problem.transpose_b:
                 return plgpu.transpose_ref(b_smem.at[stage, columns], (1, 0))
             return b_smem.at[stage, :, columns]
@@ -500,9 +499,14 @@ class MatmulLoop:
             plgpu.barrier_arrive(empty.at[stage], by="lanes" if config.swap else "warps")
 
         def tile(item: Item, stage: Any) -> Any:
+            return self.by_width(item, functools.partial(product, item, stage))
+
+        def product(item: Item, stage: Any, wn: int) -> Any:
+            out_column = by_columns * (wn * self.part_columns // config.warpgroup_n)
+
             def scope(acc: Any) -> Any:
                 plgpu.barrier_wait(full.at[self._full(warpgroup, stage)])
-                plgpu.wgmma(acc, left(stage), right(stage), accumulate=False)
+                plgpu.wgmma(acc, left(stage), right(stage, wn), accumulate=False)
 
                 def step(_: Any, previous: Any) -> Any:
                     current = self._next(previous)
@@ -510,7 +514,7 @@ class MatmulLoop:
                         plgpu.wgmma_wait(0)
                         release(previous)
                     plgpu.barrier_wait(full.at[self._full(warpgroup, current)])
-                    plgpu.wgmma(acc, left(current), right(current))
+                    plgpu.wgmma(acc, left(current), right(current, wn))
                     if config.in_flight:
                         plgpu.wgmma_wait(1)
                         release(previous)
@@ -531,6 +535,12 @@ class MatmulLoop:
             self._over_items(tile, first, turn=warpgroup)
         else:
             self._over_items(tile, jnp.int32(0))
+
+    def by_width(self, item: Item, body: Callable[[int], Any]) -> Any:
+        """``body(columns)`` with the columns that a warpgroup multiplies of a tile; some tiles can
+        be defined to be narrower."""
+        del item
+        return body(self.config.warpgroup_n)
 
     def _add_parts(
         self,

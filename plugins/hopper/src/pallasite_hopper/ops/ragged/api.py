@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallasite
-from pallasite_hopper.ops.ragged import kernel, transposed_kernel
+from pallasite_hopper.ops.ragged import kernel, transposed_kernel, transposed_tiles
+from pallasite_hopper.ops.ragged.choice import Groups, best_configs, chosen_config
 from pallasite_hopper.ops.ragged.config import RaggedConfig, default_config, ragged_configs
 from pallasite_std.api import (
     aligned,
@@ -117,11 +118,19 @@ def _ragged_product(
     a: Any, b: Any, sizes: Any, transpose_b: bool, out_dtype: Any, config: Any
 ) -> Any:
     if config is None:
-        m, groups = a.shape[0], b.shape[0]
         run = functools.partial(_run_ragged, transpose_b, out_dtype)
         n = b.shape[1] if transpose_b else b.shape[2]
-        rows = -(-m // groups)
-        config = _choose("ragged_matmul", rows, n, run, (a, b, sizes), (transpose_b, out_dtype))
+        size = out_dtype.itemsize
+        (m, k), count = a.shape, b.shape[0]
+        groups = Groups(m, n, k, count, size, transpose_b)
+
+        def candidates() -> list[RaggedConfig]:
+            usual = ragged_configs(-(-m // count), n, size)
+            return list(dict.fromkeys([*best_configs(groups), *usual]))
+
+        key = (transpose_b, out_dtype)
+        default = chosen_config(groups)
+        config = _choose("ragged_matmul", candidates, default, run, (a, b, sizes), key)
     return _run_ragged(transpose_b, out_dtype, config, a, b, sizes)
 
 
@@ -139,16 +148,24 @@ def _run_ragged(
         out_dtype=out_dtype,
         transposed=transpose_b,
     )
-    result = _build(kernel.build, problem, config)(aligned(a), aligned(b), sizes)
+    if config.transposed is not None:
+        result = _build(transposed_tiles.build, problem, config)(aligned(b), aligned(a), sizes)
+    else:
+        result = _build(kernel.build, problem, config)(aligned(a), aligned(b), sizes)
     return result if padded == n else result[:, :n]
 
 
 def _transposed_product(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any) -> Any:
     if config is None:
         run = functools.partial(_run_transposed, out_dtype)
-        rows, n = a.shape[1], b.shape[1]
-        operands = (a, b, sizes)
-        config = _choose("transposed_ragged_matmul", rows, n, run, operands, (out_dtype,))
+        extents = a.shape[1], b.shape[1], out_dtype.itemsize
+
+        def candidates() -> list[RaggedConfig]:
+            return ragged_configs(*extents)
+
+        default, operands = default_config(*extents), (a, b, sizes)
+        name = "transposed_ragged_matmul"
+        config = _choose(name, candidates, default, run, operands, (out_dtype,))
     return _run_transposed(out_dtype, config, a, b, sizes)
 
 
@@ -172,15 +189,14 @@ _ragged, _transposed = differentiable_ragged(_ragged_product, _transposed_produc
 
 def _choose(
     name: str,
-    rows: int,
-    columns: int,
+    candidates: Callable[[], list[RaggedConfig]],
+    default: RaggedConfig,
     run: Callable[..., jax.Array],
     operands: tuple[Any, Any, Any],
     key: tuple[Any, ...],
 ) -> RaggedConfig:
-    """``rows`` and ``columns`` are those of a group's result, ``key`` ends with its dtype."""
+    """``key`` ends with the result's dtype."""
     a, b, sizes = operands
-    size = key[-1].itemsize
 
     def make_inputs(random: jax.Array) -> tuple[jax.Array, ...]:
         first, second = jax.random.split(random)
@@ -192,8 +208,8 @@ def _choose(
         f"hopper.{name}",
         _VERSION,
         operands,
-        lambda: ragged_configs(rows, columns, size),
-        default_config(rows, columns, size),
+        candidates,
+        default,
         run,
         key=(*key[:-1], str(key[-1])),
         make_inputs=make_inputs,

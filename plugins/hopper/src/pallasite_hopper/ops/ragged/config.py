@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from pallasite.plugin import InvalidValueError
+from pallasite_hopper.ops.dense.candidates import with_most_stages
+from pallasite_hopper.ops.dense.config import MatmulConfig
 
 SHARED_MEMORY = 227 * 1024
 """Bytes of shared memory that a block may use on Hopper."""
@@ -41,6 +43,13 @@ class RaggedConfig:
         ``halves``.
       cluster: blocks of a cluster, 1 or 2. Their tiles are side by side along n, and what both read
         of the rows is fetched once. Of ``ragged_matmul``; not together with ``halves``.
+      transposed: the configuration of the transposed GEMM, whose tiles have any multiple of 8 rows;
+        the other attributes but for ``widths`` do not count then. Of ``ragged_matmul``; without
+        parts of k, last tiles that blocks share, and a rest.
+      widths: so many different numbers of rows tiles have with it, of which the last one of a group
+        has the least that suffice.
+      last: whether these come after all others then: so blocks end at about the same time, but read
+        the matrices once more.
     """
 
     tile_m: int = 128
@@ -56,6 +65,9 @@ class RaggedConfig:
     share: int = 4
     stream: bool = False
     cluster: int = 1
+    transposed: MatmulConfig | None = None
+    widths: int = 3
+    last: bool = False
 
     def __post_init__(self) -> None:
         self._require(self.split in ("m", "n"), "split", "'m' or 'n'")
@@ -75,6 +87,15 @@ class RaggedConfig:
         by_rows = self.split == "m" and not self.halves
         self._require(by_rows or not self.skip, "skip", "split = 'm', and no halves")
         self._require(not (self.stream and self.halves), "stream", "no halves")
+        tiles = self.transposed
+        fits = tiles is None or (
+            tiles.swap
+            and tiles.split_k == tiles.parts == tiles.last_parts == tiles.cluster_n == 1
+            and tiles.rest is None
+            and not tiles.epilogue_in_stages
+        )
+        self._require(fits, "transposed", "swap, and no parts of k, last parts, rest")
+        self._require(1 <= self.widths <= 4, "widths", "1 to 4")
         alone = self.cluster == 1 or (self.cluster == 2 and not self.halves)
         self._require(alone, "cluster", "1, or 2 without halves")
 
@@ -102,6 +123,9 @@ class RaggedConfig:
 
     def filled(self, out_size: int) -> RaggedConfig:
         """The same with as many stages as shared memory has room for, 8 at most."""
+        if self.transposed is not None:
+            tiles = with_most_stages(self.transposed, _SIZE, out_size)
+            return dataclasses.replace(self, transposed=tiles)
         config = self if out_size <= 2 else dataclasses.replace(self, epilogue_n=32)
         for stages in range(8, 2, -1):
             deep = dataclasses.replace(config, stages=stages)
