@@ -114,6 +114,12 @@ _BESIDES, _BESIDES_SHARED = 30, 48
 """Registers of a lane besides arrays: where a warpgroup has whole rows, and where several share
 them. Spills are to be avoided: shared memory leaves little of the cache that they go through."""
 
+_OF_VECTORS = 16
+"""Those for whole vectors of elements."""
+
+_ELEMENT, _ROW = 16, 120
+"""Instructions for an element of a lane, and for a row, about."""
+
 _LEAST_WARPGROUPS, _MOST_RESIDENT = 3, 8
 """Warpgroups of a multiprocessor at least, if there are rows enough, and blocks at most."""
 
@@ -162,15 +168,14 @@ def kept_plan(
     """
     vector = VECTOR_BYTES // min(map(size_of, dtypes))
     flat = columns % vector > 0
-    arrays = len(dtypes) + sums + (len(vectors) if held else 0)
     if flat and rows * columns >= 2**31:
         return None
     # Few rows have more warpgroups each, and few blocks, whose sums are summed.
     least = min(_MOST_THREADS, -(-BUSY_ROWS // rows), max(1, columns // _LEAST_CHUNK))
     most_resident = max(1, min(_MOST_RESIDENT, rows // (_ENOUGH * multiprocessors)))
+    best: tuple[float, Kept] | None = None
     for threads in range(least, _MOST_THREADS + 1):
         elements = lane_elements(columns, threads, vector)
-        needed = (_BESIDES if threads == 1 else _BESIDES_SHARED) + arrays * elements
         unit = LANES if flat else vector
         chunk = columns if threads == 1 else -(-columns // (threads * unit)) * unit
         if columns - (threads - 1) * chunk < 2 * vector:
@@ -178,19 +183,35 @@ def kept_plan(
         place = chunk + 2 * vector if flat else chunk
         row = threads * place * sum(map(size_of, dtypes))
         beside = 4096 + (0 if held else threads * chunk * sum(vectors))
-        for resident in range(most_resident, 0, -1):
-            warpgroups = threads * resident
-            if warpgroups < _LEAST_WARPGROUPS and resident < most_resident:
-                break
-            if needed > min(_WARPGROUPS // warpgroups // 8 * 8, 255):
-                continue
-            room = (shared_memory // resident - beside) // row
-            if room < 2:
-                continue
-            wanted = 1 + -(-_IN_FLIGHT // (resident * row))
-            stages = min(room, max(2, wanted), _MOST_STAGES)
-            return Kept(threads, 1, chunk, stages, resident, held=held)
-    return None
+        cost = threads * (_ELEMENT * elements + _ROW)
+        # Whole vectors are as well read again: that takes few instructions.
+        for kept in (True,) if flat else (True, False):
+            # Of 16 bits, two are in a register until they are converted.
+            arrays = sums + held * len(vectors) + len(dtypes) * (1.0 if kept else 0.5)
+            needed = _BESIDES if threads == 1 else _BESIDES_SHARED
+            needed += int(arrays * elements) + (0 if flat else _OF_VECTORS)
+            resident = _resident(threads, needed, row, beside, most_resident, shared_memory)
+            if resident and (best is None or cost < best[0]):
+                room = (shared_memory // resident - beside) // row
+                wanted = 1 + -(-_IN_FLIGHT // (resident * row))
+                stages = min(room, max(2, wanted), _MOST_STAGES)
+                best = cost, Kept(threads, 1, chunk, stages, resident, kept, held)
+    return None if best is None else best[1]
+
+
+def _resident(
+    threads: int, needed: int, row: int, beside: int, most: int, shared_memory: int
+) -> int:
+    """Blocks of a multiprocessor for whose lanes there are so many registers, and room for two
+    rows each; 0 if they are too few."""
+    for resident in range(most, 0, -1):
+        warpgroups = threads * resident
+        if warpgroups < _LEAST_WARPGROUPS and resident < most:
+            break
+        registers = min(_WARPGROUPS // warpgroups // 8 * 8, 255)
+        if needed <= registers and shared_memory // resident - beside >= 2 * row:
+            return resident
+    return 0
 
 
 def kept_row_kernel(

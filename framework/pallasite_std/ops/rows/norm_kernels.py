@@ -356,15 +356,20 @@ def _by_columns(norm: Norm, columns: int, matrices: list[np.dtype[Any]]) -> bool
 def _keeps_forward(
     norm: Norm, columns: int, tiling: RowTiling, matrices: list[np.dtype[Any]]
 ) -> bool:
-    """Whether registers keep rows that come through shared memory: of layer norms whose rows begin
-    within vectors, where they are not pipelined.
+    """Whether registers keep rows that begin within vectors, and come through shared memory: of
+    layer norms that are not pipelined, and of quantised ones that registers alone do not hold.
 
-    On an H200 that took 0.93 of the time with 2683 columns, and 0.85 with 28001.
+    On an H200 that took 0.93 to 0.95 of the time of layer norms with 2519 to 3501 columns, and 0.84
+    with 27817; to fp8, 0.90 and 0.96 with 13501 and 9777, 1.01 with 3817 and 7013. RMSNorms that
+    are not quantised took 1.06 to 1.13.
     """
     within = columns * size_of(matrices[0]) % VECTOR_BYTES > 0
-    plain = norm.centered and norm.quantized is None and len(matrices) == 1
+    if not KEPT or not within or max(map(size_of, matrices)) != 2:
+        return False
+    if norm.quantized is not None:
+        return not tiling.resident and len(matrices) == 1
     pipelined = suits_pipeline(tiling, matrices) or _by_columns(norm, columns, matrices)
-    return KEPT and within and plain and size_of(matrices[0]) == 2 and not pipelined
+    return norm.centered and not pipelined
 
 
 _ENOUGH_KEPT = 8
@@ -507,12 +512,18 @@ def _kept(
     multiprocessors: int,
     shared_memory: int,
 ) -> Kept | None:
-    """How warpgroups keep whole rows: of layer norms, and rows that begin within vectors."""
-    aligned = columns * size_of(dtype) % VECTOR_BYTES == 0
-    if not KEPT or not shared_memory or (aligned and not norm.centered):
+    """How warpgroups keep whole rows, if they are better kept.
+
+    Rows of whole vectors are if that leaves few lanes without elements: of RMSNorms unless they
+    fill all lanes, of layer norms where no pipeline of two rows at a time has few.
+    """
+    if not KEPT or not shared_memory or columns < _LEAST_KEPT:
         return None
-    if columns < _LEAST_KEPT:
-        return None
+    size = size_of(dtype)
+    if columns * size % VECTOR_BYTES == 0:
+        full = columns * size % (LANES * VECTOR_BYTES) == 0
+        if columns in _IN_PAIRS if norm.centered else full or columns < _LEAST_OF_VECTORS:
+            return None
     sums, vectors = norm.weight + norm.bias, [norm.weight_size] * norm.weight
     given = rows, columns, _matrices(norm, dtype), vectors, sums, multiprocessors, shared_memory
     return kept_plan(*given) or kept_plan(*given, held=False)
@@ -523,6 +534,12 @@ KEPT = True
 
 _LEAST_KEPT = 512
 """Columns from which on they do: of fewer, reductions take most of the time."""
+
+_IN_PAIRS = range(2304, 4608)
+"""Columns of layer norms that two or three warpgroups of a pipeline share, two rows at a time."""
+
+_LEAST_OF_VECTORS = 1024
+"""Columns of RMSNorms that begin at whole vectors, at least."""
 
 
 def _pipeline(
