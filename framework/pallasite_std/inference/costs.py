@@ -78,6 +78,10 @@ def copies_cost(layout: Layout, bits: int) -> float:
     return extra + _SPILL * min(extra, spilled)
 
 
+_PORTIONS = 1e7
+"""What it costs to move an array in portions: more than anything that needs none."""
+
+
 @functools.lru_cache(maxsize=4096)
 def conversion_cost(source: Layout, target: Layout, bits: int) -> float:
     """Of bringing an array of elements of ``bits`` bits from one layout into another."""
@@ -90,11 +94,10 @@ def conversion_cost(source: Layout, target: Layout, bits: int) -> float:
         return IMPOSSIBLE
     kind = conversion(source, target).kind
     if kind is ConversionKind.SHARED_MEMORY:
-        if not fits_scratch(source, target, bits):
-            return IMPOSSIBLE
         passes = WARPS * (_scratch_passes(source, bits) + _scratch_passes(target, bits))
         apart = _taken_apart(source, bits) + _taken_apart(target, bits)
-        return 2 * SYNCHRONIZATION + 2 * max(passes, 2.0 * WARPS) + apart
+        found = 2 * SYNCHRONIZATION + 2 * max(passes, 2.0 * WARPS) + apart
+        return found if fits_scratch(source, target, bits) else _PORTIONS + found
     return 0.5 + target.registers / 64
 
 

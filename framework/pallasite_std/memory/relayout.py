@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -31,6 +31,7 @@ from pallasite.plugin.layouts import transforms as tf
 from pallasite.plugin.lowering import RegisterArray, RuleContext, gather
 from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer, transfer_passes
+from pallasite_std.memory.portions import PURPOSE, has_portions, in_portions
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.transfers import load_array, store_array
 
@@ -138,6 +139,11 @@ def _exchange(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) ->
     if bits < 8 and not (in_whole_bytes(array.layout, bits) and in_whole_bytes(target, bits)):
         return as_bytes(array, lambda wide: _exchange(ctx, wide, target))
     size = -(-array.size * bits // 8)
+    if has_portions(ctx, size):
+        nowhere: Any = None
+        rows = row_major(array.shape, bits)
+        memory = MemoryReference(nowhere, rows, array.dtype, MemorySpace.SMEM, alignment=16)
+        return in_portions(ctx, size, [(memory, array)], memory, target)
     if size > ctx.target.max_shared_memory:
         raise InvalidValueError(
             "an array is too large to change its layout through shared memory",
@@ -145,7 +151,7 @@ def _exchange(ctx: RuleContext, array: RegisterArray, target: RegisterLayout) ->
             f" {describe(target)}",
             hint="load it in the layout that is needed",
         )
-    with ctx.scratch(size, "scratch for layout changes and reductions") as (pointer, _):
+    with ctx.scratch(size, PURPOSE) as (pointer, _):
         memory = MemoryReference(
             pointer=pointer,
             layout=_best_order(array.layout, target, bits),

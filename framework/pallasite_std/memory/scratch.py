@@ -42,15 +42,14 @@ from pallasite_std.memory.ordering import (
     moves_of,
     ordering_code,
 )
+from pallasite_std.memory.portions import PURPOSE, has_portions, in_portions
+from pallasite_std.memory.portions import room_for as room_for
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.row_parts import Held, Operand, Part, bytes_of, operand, parts_of
 from pallasite_std.memory.transfers import from_memory, load_array, store_array, to_memory
 
 _EXCHANGE = 32
 """Instructions around an exchange through shared memory, about."""
-
-PURPOSE = "scratch for layout changes and reductions"
-"""What reports say of the memory: one region serves all uses."""
 
 
 @contextlib.contextmanager
@@ -94,16 +93,6 @@ def scratch_arrays(
             )
             for start, layout, (_, dtype) in zip(starts, layouts, arrays, strict=False)
         ]
-
-
-_SLACK = 1024
-"""Bytes for barriers and alignment, about."""
-
-
-def room_for(ctx: RuleContext) -> int:
-    """Bytes of scratch memory that there can be beside what the kernel allocates."""
-    room = ctx.target.max_shared_memory - ctx.kernel.shared.limit
-    return max(0, (room - _SLACK) // ctx.kernel.geometry.threads)
 
 
 @contextlib.contextmanager
@@ -236,9 +225,11 @@ def copied(
         layout = result_layout(ctx, shape or ctx.avals_out[0].shape, array.dtype)
     rows = row_major(array.shape, types.bit_width(array.dtype))
     stored = operand(array)
-    seen = view(_nowhere(rows, array.dtype))
+    seen = view(nowhere(rows, array.dtype))
     (window,) = elements_of(seen, array.size).windows(0, seen.layout.size)
     held = stored.held(window)
+    if has_portions(ctx, stored.bytes(held)):
+        return portioned(ctx, array.shape, [(nowhere(rows, array.dtype), array)], seen, layout)
     places = None
     if not stored.row and not seen.dynamic and isinstance(array.layout, RegisterLayout):
         places = _places_in(array.layout, seen.offset, seen.layout.flat_extents)
@@ -249,6 +240,25 @@ def copied(
         first = ops.byte_pointer(memory.pointer, -_skipped(stored, held))
         memory = dataclasses.replace(memory, pointer=first)
         return load(ctx, view(memory.with_layout(rows)), layout)
+
+
+def portioned(
+    ctx: RuleContext,
+    shape: tuple[int, ...],
+    stored: Sequence[tuple[MemoryReference, RegisterArray]],
+    view: MemoryReference,
+    layout: RegisterLayout,
+) -> RegisterArray:
+    """What a view of row-major memory of some shape, for which there is no room, holds after arrays
+    were stored to other views of it; see :func:`~pallasite_std.memory.portions.in_portions`."""
+    exchanged = layout.flat and len(view.layout.flat_extents) != 1
+    own = padded(view.shape) if exchanged else layout
+    pairs = [
+        (memory, one.materialize(padded(one.shape)) if one.is_splat or one.size == 1 else one)
+        for memory, one in stored
+    ]
+    size = bytes_of(shape, types.bit_width(view.dtype))
+    return relayout(ctx, in_portions(ctx, size, pairs, view, own), layout)
 
 
 @functools.lru_cache(maxsize=256)
@@ -286,7 +296,7 @@ def _places_in(
     return frozenset((int(register), int(place)) for register, place in np.argwhere(found))
 
 
-def _nowhere(rows: MemoryLayout, dtype: np.dtype[Any]) -> MemoryReference:
+def nowhere(rows: MemoryLayout, dtype: np.dtype[Any]) -> MemoryReference:
     """Memory that is not there yet: of a view, all but the pointer is known before."""
     pointer: Any = None
     return MemoryReference(pointer, rows, dtype, MemorySpace.SMEM, alignment=16)
@@ -304,7 +314,7 @@ def by_loop(
     if not isinstance(layout, RegisterLayout):
         layout = result_layout(ctx, shape, array.dtype)
     bits = types.bit_width(array.dtype)
-    seen = view(_nowhere(row_major(array.shape, bits), array.dtype))
+    seen = view(nowhere(row_major(array.shape, bits), array.dtype))
     elements = elements_of(seen, array.size)
     stored = operand(array)
     most = room_for(ctx)

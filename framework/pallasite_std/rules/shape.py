@@ -39,14 +39,18 @@ from pallasite.plugin.lowering import (
 from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.bounds import bounds_of, holds, indices_of
 from pallasite_std.memory.joins import joined
+from pallasite_std.memory.portions import has_portions
 from pallasite_std.memory.reduced_layouts import SHORT, in_lines
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.relayout import USUAL, as_bytes, in_whole_bytes
+from pallasite_std.memory.row_parts import bytes_of
 from pallasite_std.memory.rows import better_row, is_beginning, moved, same_row
 from pallasite_std.memory.scratch import (
     by_loop,
     copied,
     load,
+    nowhere,
+    portioned,
     reshaped,
     result_layout,
     scratch_array,
@@ -510,13 +514,23 @@ def beside(ctx: RuleContext, arrays: Sequence[RegisterArray], dimension: int) ->
     """Parts of an equation's result that are stored one beside the other."""
     shape = tuple(ctx.avals_out[0].shape)
     arrays = [storable(ctx, whole_bytes(array)) for array in arrays]
-    with scratch_array(ctx, shape, arrays[0].dtype) as memory:
-        position = 0
-        for array in arrays:
-            starts = [0] * len(shape)
-            starts[dimension] = position
-            store(ctx, viewed(memory, starts, array.shape), array)
-            position += array.shape[dimension]
+    dtype, starts = arrays[0].dtype, []
+    for number in range(len(arrays)):
+        before = sum(one.shape[dimension] for one in arrays[:number])
+        starts.append([before if d == dimension else 0 for d in range(len(shape))])
+    rows = row_major(shape, types.bit_width(dtype))
+    if has_portions(ctx, bytes_of(shape, rows.element_bits)):
+        whole = nowhere(rows, dtype)
+        views = [
+            (viewed(whole, first, array.shape), array)
+            for first, array in zip(starts, arrays, strict=True)
+        ]
+        hint = ctx.layout_hint
+        layout = hint if isinstance(hint, RegisterLayout) else result_layout(ctx, shape, dtype)
+        return portioned(ctx, shape, views, whole, layout)
+    with scratch_array(ctx, shape, dtype) as memory:
+        for first, array in zip(starts, arrays, strict=True):
+            store(ctx, viewed(memory, first, array.shape), array)
         ctx.synchronize()
         return load(ctx, memory, ctx.layout_hint)
 

@@ -15,7 +15,7 @@ from jaxlib.mlir.dialects import arith
 import pallasite
 from pallasite import RuleSet, Semantics, _jax, plugins
 from pallasite import gpu as plgpu
-from pallasite.errors import InternalError, InvalidValueError
+from pallasite.errors import InvalidValueError, PluginError
 from pallasite.language.effects import memory_effect
 from pallasite.layouts import named
 from pallasite.lowering.recording import recording
@@ -155,7 +155,7 @@ def test_a_layout_of_another_shape(register):
         return ctx.result(None, x)
 
     register(rules)
-    with pytest.raises(InternalError, match=r"\(64, 32\) for an array of shape \(64, 64\)"):
+    with pytest.raises(PluginError, match=r"\(64, 32\) for an array of shape \(64, 64\)"):
         pallasite.compile(kernel_of(p.bind), ONE, target="sm_90a")
 
 
