@@ -20,7 +20,6 @@ import shutil
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -107,9 +106,9 @@ class SimulatedResults:
         try:
             if file.stat().st_mtime_ns >= self._began:
                 return None
-            outputs: list[np.ndarray] = pickle.loads(zlib.decompress(file.read_bytes()))
+            outputs: list[np.ndarray] = pickle.loads(file.read_bytes())
             return outputs
-        except (OSError, zlib.error, EOFError, pickle.UnpicklingError):
+        except (OSError, EOFError, pickle.UnpicklingError):
             return None
 
     @staticmethod
@@ -185,5 +184,5 @@ def _all_own(modules: frozenset[str]) -> bool:
 
 def _write(file: pathlib.Path, outputs: list[np.ndarray]) -> None:
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix="new-", delete=False) as written:
-        written.write(zlib.compress(pickle.dumps(outputs), 1))
+        pickle.dump(outputs, written)  # Most are random numbers, which cannot be compressed.
     os.replace(written.name, file)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from tests.accepted_ptx import AcceptedPtx
 
 from pallasite import plugins
+from pallasite.codegen import ptx as code
 from pallasite.codegen.llvm_ir import translate
-from pallasite.codegen.ptx import emit, optimize, parsed
 from pallasite.language.kernel import kernel
 from pallasite.language.kernel_call import kernel_call_p
 from pallasite.language.spec import KernelSpec
@@ -61,9 +61,10 @@ def compile_kernel(
     must not warn either if the check is strict."""
     lowered = lower_kernel(spec_of(function, *args), plugins.registry().targets[target])
     llvm = translate(lowered.module)
-    with parsed(llvm) as module:
-        optimize(module, lowered.target)
-        ptx = emit(module, lowered.target)
+    short = code.sufficient_pipeline(llvm) == "short"
+    with code.parsed(llvm) as module:
+        (code.simplify if short else code.optimize)(module, lowered.target)
+        ptx = code.emit(module, lowered.target)
     accepted = AcceptedPtx.of_session
     if check and accepted is not None:
         test = os.environ["PYTEST_CURRENT_TEST"]
