@@ -156,12 +156,12 @@ def test_plans(size, sums):
 @pytest.mark.parametrize(
     ("rows", "columns", "dtype", "centered", "residual", "weight_dtype"),
     [
-        (45, 1031, BF16, True, False, None),  # The last rows are of two groups.
-        (32, 512, F32, True, True, None),
+        (45, 2051, BF16, True, False, None),  # The last rows are of two groups.
+        (32, 2048, F32, True, True, None),
         (70, 2816, BF16, False, False, None),
-        (101, 600, F16, True, False, np.float32),
-        (133, 515, F32, False, True, jnp.bfloat16),
-        (300, 513, BF16, True, False, None),  # More rows than are loaded at a time.
+        (101, 2100, F16, True, False, np.float32),
+        (133, 2055, F32, False, True, jnp.bfloat16),
+        (300, 2049, BF16, True, False, None),  # More rows than are loaded at a time.
     ],
 )
 def test_small_matrices(rows, columns, dtype, centered, residual, weight_dtype, monkeypatch):

@@ -94,7 +94,7 @@ def test_single_elements_are_converted_by_the_instruction():
         (331, 157, BF16, True, False, 16, 8),  # Rows are left behind the last tile.
         (352, 501, BF16, False, True, 8, 4),
         (352, 504, BF16, True, False, 8, 4),  # Rows begin at whole vectors.
-        (193, 233, np.dtype(np.float16), True, True, 8, 8),
+        (193, 233, np.dtype(np.float16), True, True, 16, 8),
     ],
 )
 def test_gradients(rows, columns, dtype, centered, residual, height, part, monkeypatch):

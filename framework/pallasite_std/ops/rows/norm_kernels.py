@@ -368,12 +368,15 @@ def _keeps_forward(
         return False
     if norm.quantized is not None:
         return not tiling.resident and len(matrices) == 1
-    pipelined = suits_pipeline(tiling, matrices) or _by_columns(norm, columns, matrices)
-    return norm.centered and not pipelined
+    pipelined = suits_pipeline(tiling, matrices) and columns < _LEAST_WIDE
+    return norm.centered and not (pipelined or _by_columns(norm, columns, matrices))
 
+
+_LEAST_WIDE = 18 * 1024
+"""Columns from which on a layer norm is kept where it could be pipelined, too."""
 
 _ENOUGH_KEPT = 8
-"""Rows for each multiprocessor at least, where they are kept and nothing is summed over them."""
+"""Rows for each multiprocessor that are many."""
 
 _MIDDLE = range(4608, 7168)
 """Columns of rows of which registers, or the pipelines of two blocks, hold few."""
@@ -514,19 +517,21 @@ def _kept(
 ) -> Kept | None:
     """How warpgroups keep whole rows, if they are better kept.
 
-    Rows of whole vectors are if that leaves few lanes without elements: of RMSNorms unless they
-    fill all lanes, of layer norms where no pipeline of two rows at a time has few.
+    Many rows of whole vectors are, but for RMSNorms that fill all lanes, and those that pipelines
+    of two rows at a time, or pairs of warpgroups, share.
     """
     if not KEPT or not shared_memory or columns < _LEAST_KEPT:
         return None
     size = size_of(dtype)
-    if columns * size % VECTOR_BYTES == 0:
+    aligned = columns * size % VECTOR_BYTES == 0 and rows >= _ENOUGH_KEPT * multiprocessors
+    if aligned:
         full = columns * size % (LANES * VECTOR_BYTES) == 0
         if columns in _IN_PAIRS if norm.centered else full or columns < _LEAST_OF_VECTORS:
             return None
     sums, vectors = norm.weight + norm.bias, [norm.weight_size] * norm.weight
     given = rows, columns, _matrices(norm, dtype), vectors, sums, multiprocessors, shared_memory
-    return kept_plan(*given) or kept_plan(*given, held=False)
+    plan = kept_plan(*given) or kept_plan(*given, held=False)
+    return None if plan is not None and aligned and plan.threads == 2 else plan
 
 
 KEPT = True
