@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from pallasite_std.ops.decode.arguments import decoded as decoded
     from pallasite_std.ops.decode.arguments import paged_call as paged_call
     from pallasite_std.ops.dense.arguments import matmul_call as matmul_call
+    from pallasite_std.ops.dense.batching import mapped_product as mapped_product
     from pallasite_std.ops.dense.epilogue import Epilogue as Epilogue
     from pallasite_std.ops.dense.gated import gated_product as gated_product
     from pallasite_std.ops.dense.gradient import differentiable_product as differentiable_product
@@ -169,6 +170,7 @@ _NAMES = {
         "paged_call",
     ),
     "ops.dense.arguments": ("matmul_call",),
+    "ops.dense.batching": ("mapped_product",),
     "ops.dense.epilogue": ("Epilogue",),
     "ops.dense.gradient": ("differentiable_product",),
     "ops.dense.problem": ("MatmulCall", "MatmulProblem"),

@@ -34,10 +34,20 @@ class Epilogue:
     activation: Callable[[Any], Any] | None = None
 
     @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the operands, in their order."""
+        there = {
+            "row_scale": self.row_scale != "none",
+            "column_scale": self.column_scale != "none",
+            "bias": self.bias,
+            "residual": self.residual,
+        }
+        return tuple(name for name, one in there.items() if one)
+
+    @property
     def count(self) -> int:
         """Of the operands."""
-        scales = (self.row_scale != "none") + (self.column_scale != "none")
-        return scales + self.bias + self.residual
+        return len(self.operands)
 
     def key(self) -> tuple[Any, ...]:
         """What a choice of configuration depends on."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from pallasite.plugin import UnsupportedError
 from pallasite_std.ops.arguments import in_32_bits, matched, zeros
+from pallasite_std.ops.dense.batching import RunMany, batched
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall, MatmulProblem
 
@@ -20,18 +21,20 @@ type Extras = tuple[jax.Array, ...]
 type Run = Callable[[MatmulCall, jax.Array, jax.Array, Extras], jax.Array]
 
 
-def differentiable_product(run: Run) -> Run:
-    """A product of which gradients can be taken.
+def differentiable_product(run: Run, run_many: RunMany | None = None) -> Run:
+    """A product of which gradients can be taken, also of many at once by ``jax.vmap``.
 
     Args:
       run: computes a product; its arguments are the call, both operands and the operands of the
         epilogue. Derivatives are computed by the same function.
+      run_many: computes several products; see :func:`pallasite_std.ops.dense.batching.batched`.
     """
+    single = batched(run, run_many)
 
     def product(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras) -> jax.Array:
         m, n, k = call.problem.m, call.problem.n, call.problem.k
         if 0 not in (m, n, k):
-            return run(call, a, b, extras)
+            return single(call, a, b, extras)
         sums = zeros((m, n), jnp.float32, a)
         return reference_epilogue(call.epilogue, sums, extras).astype(call.problem.out_dtype)
 

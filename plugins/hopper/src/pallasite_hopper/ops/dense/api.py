@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from pallasite_hopper.matrix.types import check_dtypes, ptx_type
+from pallasite_hopper.ops.dense.batched import run_many
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.run import run
 from pallasite_std.api import differentiable_product, in_32_bits, matmul_call
@@ -82,7 +83,7 @@ def matmul(
     return _product(call, a, b, extras)
 
 
-_product = differentiable_product(run)
+_product = differentiable_product(run, run_many)
 
 
 def _check_dtypes(a: Any, b: Any, accumulator: Any) -> None:

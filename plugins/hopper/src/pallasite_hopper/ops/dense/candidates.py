@@ -172,6 +172,7 @@ def _may_end_in_stages(config: MatmulConfig, sizes: Sizes) -> bool:
     clusters = -(-m // config.step_m) * -(-n // config.step_n) * config.parts
     once = clusters <= H200.clusters[config.cluster_blocks * config.split_k]
     several = config.alternate or config.last_parts > 1 or config.rest is not None
+    several |= sizes.batch > 1
     return once and not several and not config.sums_in_stages(sizes.size, sizes.out_size)
 
 
@@ -458,7 +459,7 @@ def asks_for_much(config: MatmulConfig, sizes: Sizes) -> bool:
     449x1280x5120; some other shapes are not slower). An H200 gains nothing by fewer stages, nor
     were parts of k slower."""
     large = config.tile_m * config.tile_n > _FROM_WHICH_COLUMNS_WAIT
-    shared = config.cluster * config.parts * config.split_k > 1
+    shared = config.cluster * config.parts * config.split_k * sizes.batch > 1
     if not config.swap or large or shared or sizes.size != 2 or config.stages <= _FEW_STAGES:
         return False
     tiles = _swapped_tiles(config, sizes)

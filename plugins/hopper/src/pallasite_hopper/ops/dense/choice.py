@@ -130,6 +130,20 @@ def default_config(sizes: Sizes, chip: str | None = None) -> MatmulConfig:
 
 
 @functools.lru_cache(maxsize=1024)
+def batched_config(sizes: Sizes) -> MatmulConfig | None:
+    """The configuration of ``sizes.batch`` products by one kernel, whose blocks have whole tiles;
+    None if there is none."""
+    found = (
+        one
+        for one in candidates(sizes)
+        if one.cluster_blocks * one.parts * one.split_k * one.last_parts * one.resident == 1
+        and not one.epilogue_in_stages
+    )
+    chip = this_chip()
+    return min(found, key=functools.partial(_rank, sizes, chip=chip), default=None)
+
+
+@functools.lru_cache(maxsize=1024)
 def _with_rest(sizes: Sizes, chip: str) -> MatmulConfig | None:
     """Whole rounds of tiles, and another configuration for what is left; None if one kernel takes
     hardly more time."""
@@ -235,6 +249,7 @@ def _rank(sizes: Sizes, config: MatmulConfig, chip: str = "H200") -> float:
     several = config.swap and sizes.m > config.tile_n >= _MANY_COLUMNS
     large = config.tile_m * config.tile_n > LARGEST
     once = config.swap and config.tile_m > 64 and _reads_once_in_rounds(config, sizes.m, sizes.n)
+    once &= sizes.batch == 1
     gain = max(least.columns * several, least.size * large, least.rows * once)
     if config.swap:
         usual, width = usual_columns(sizes), config.tile_n
@@ -242,7 +257,7 @@ def _rank(sizes: Sizes, config: MatmulConfig, chip: str = "H200") -> float:
         gain += least.filling * (not known)
     gain += least.parts * (config.parts > 1) + least.split * (config.split_k > 1)
     round_of_tiles = H200.multiprocessors * config.tile_m * config.tile_n
-    many = sizes.m * sizes.n >= _MANY_ROUNDS * round_of_tiles
+    many = sizes.m * sizes.n * sizes.batch >= _MANY_ROUNDS * round_of_tiles
     if config.alternate:
         known = config.tile_m <= 128 and sizes.size == 2
         gain += least.turns if known else least.other_turns
@@ -258,6 +273,7 @@ def _rank(sizes: Sizes, config: MatmulConfig, chip: str = "H200") -> float:
 def _halves_columns(config: MatmulConfig, sizes: Sizes) -> bool:
     """Whether tiles of 128 rows of the transposed GEMM are two columns, and one round."""
     alone = config.parts == config.split_k == config.last_parts == config.cluster == 1
+    alone &= sizes.batch == 1
     two = config.swap and config.tile_n < sizes.m <= 2 * config.tile_n and config.tile_m == 128
     few = 2 * -(-sizes.n // config.tile_m) <= H200.multiprocessors
     return alone and two and few and not config.alternate

@@ -363,6 +363,7 @@ class Sizes:
       size, out_size: bytes of an element of the operands and of the result.
       transpose_a, transpose_b: whether a is given as (k, m), b as (n, k).
       pitch_m, pitch_n: extents of the operands, if only a part of the result is computed.
+      batch: so many such products are computed by one kernel.
       matrices: so many right operands are read altogether, each by a group of the rows.
       activation: nanoseconds more that the epilogue takes for each sum of a tile.
     """
@@ -376,6 +377,7 @@ class Sizes:
     transpose_b: bool = False
     pitch_m: int | None = None
     pitch_n: int | None = None
+    batch: int = 1
     matrices: int = 1
     activation: float = 0.0
 
@@ -397,7 +399,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     m, n, k, size = sizes.m, sizes.n, sizes.k, sizes.size
     width = config.tile_m if config.swap else config.tile_n
     written = m * n * sizes.out_size * (1 + rates.narrow * max(0.0, _WIDE / width - 1))
-    moved = (m + n * sizes.matrices) * k * size + written
+    moved = ((m + n * sizes.matrices) * k * size + written) * sizes.batch
     partial = config.parts * m * n * 4
     row_a = (sizes.pitch_m or m) if sizes.transpose_a else k
     row_b = k if sizes.transpose_b else (sizes.pitch_n or n)
@@ -407,7 +409,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     along_m, along_n = config.cluster_m, config.cluster_n
     m_tiles = math.ceil(m / (config.tile_m * along_m))
     n_tiles = math.ceil(n / (config.tile_n * along_n))
-    tiles = m_tiles * n_tiles
+    tiles = m_tiles * n_tiles * sizes.batch
     k_steps = math.ceil(k / config.tile_k)
     steps = math.ceil(k_steps / (config.parts * config.split_k))
     blocks = config.cluster_blocks * config.split_k
@@ -438,7 +440,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
         step *= 1 + rates.multicast * apart_share**rates.multicast_apart
     step *= 1 + rates.split * (config.split_k > 1) - rates.parts_step * (config.parts > 1)
     stages = max(2, min(config.stages, math.ceil(units / resident) * steps))
-    once = sizes.m + sizes.n * sizes.matrices
+    once = (sizes.m + sizes.n * sizes.matrices) * sizes.batch
     first = _read_first(config, m, n, units, resident, once)
     waits = rates.latency * first + rates.held * mma
     step = max(step, waits / (stages - 1), rates.least_step)
@@ -495,6 +497,7 @@ def _read_first(
     m_tiles, n_tiles = math.ceil(m / config.tile_m), math.ceil(n / config.tile_n)
     rows, columns = _visited(config, tiles * config.cluster_blocks, m_tiles, n_tiles)
     read = (rows * config.tile_m + columns * config.tile_n) * parts
+    read *= max(1.0, tiles * config.cluster_blocks / (m_tiles * n_tiles))  # of several products
     return min(1.0, once / (math.ceil(units / resident) * read))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -77,9 +78,8 @@ def build(
     rows, columns = config.warpgroup_m, config.epilogue_n
     staging = (columns, loop.part_rows) if config.swap else (loop.part_rows, columns)
     out_shape: tuple[int, ...] = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
-    out_dtype = problem.out_dtype
-    if config.parts > 1:
-        out_shape, out_dtype = (config.parts, *out_shape), problem.accumulator
+    out_shape = (*loop.several, *out_shape)
+    out_dtype = problem.accumulator if config.parts > 1 else problem.out_dtype
     a_shape = (config.tile_m, config.tile_k)
     b_shape = (config.tile_k, config.tile_n)
     scratch: dict[str, Any] = {
@@ -159,7 +159,7 @@ class Item:
     """A unit of work.
 
     Attributes:
-      part: of the k extent.
+      part: of the k extent, or of several products the one that the tile belongs to.
       m, n: first row and column of the tile.
       first, steps: along k.
       index: its tile's place in the order of all tiles.
@@ -247,9 +247,14 @@ class MatmulLoop:
         return self.m_tiles * self.n_tiles
 
     @property
+    def several(self) -> tuple[int, ...]:
+        """Dimensions of the result before its rows: parts along k, if there are several."""
+        return (self.config.parts,) if self.config.parts > 1 else ()
+
+    @property
     def items(self) -> int:
         """Units of work: tiles, or parts of them along k."""
-        return self.tiles * self.config.parts
+        return self.tiles * math.prod(self.several)
 
     def run(
         self,
@@ -331,7 +336,7 @@ class MatmulLoop:
                 step = step * self.turns + turn
             index = block + step * blocks
             part = jnp.int32(0)
-            if config.parts > 1:
+            if self.several:
                 part, index = lax.div(index, self.tiles), lax.rem(index, self.tiles)
             m, n = self._place(index)
             m = self._member(m, config.cluster_m, "m")
@@ -620,7 +625,7 @@ class MatmulLoop:
         config = self.config
         height, width = self.part_rows, config.epilogue_n
         count = self.columns_of(sums)
-        if config.parts > 1:
+        if self.several:
             out = out.at[item_part]
         buffers = config.staging_buffers
         # If buffers do not take turns from tile to tile, the last one is the first one's.

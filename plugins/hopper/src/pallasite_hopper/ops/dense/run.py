@@ -69,12 +69,14 @@ def _without_copies(problem: MatmulProblem, epilogue: Epilogue) -> AnyRowsConfig
     if problem.accumulator not in (np.float32, np.int32):
         return None
     xla = _xla_multiplies(problem)
-    return without_copies(_sizes(problem), plain=_is_plain(epilogue), xla=xla)
+    return without_copies(problem_sizes(problem), plain=_is_plain(epilogue), xla=xla)
 
 
 def _left_to_xla(problem: MatmulProblem, epilogue: Epilogue) -> bool:
     """Whether the copies that rows need take so long that XLA is faster."""
-    return _xla_multiplies(problem) and left_to_xla(_sizes(problem), plain=_is_plain(epilogue))
+    return _xla_multiplies(problem) and left_to_xla(
+        problem_sizes(problem), plain=_is_plain(epilogue)
+    )
 
 
 def _xla_multiplies(problem: MatmulProblem) -> bool:
@@ -83,7 +85,8 @@ def _xla_multiplies(problem: MatmulProblem) -> bool:
     return problem.size == 2 and same and problem.accumulator == np.float32
 
 
-def _sizes(problem: MatmulProblem) -> Sizes:
+def problem_sizes(problem: MatmulProblem) -> Sizes:
+    """What estimates take of a product."""
     m, n, k, size = problem.m, problem.n, problem.k, problem.size
     orders = {"transpose_a": problem.transpose_a, "transpose_b": problem.transpose_b}
     return Sizes(m, n, k, size, problem.out_dtype.itemsize, **orders)
@@ -124,7 +127,7 @@ def _choose(
 ) -> MatmulConfig:
     m, n, k = problem.m, problem.n, problem.k
     orders = {"transpose_a": problem.transpose_a, "transpose_b": problem.transpose_b}
-    default = default_config(_sizes(problem))
+    default = default_config(problem_sizes(problem))
 
     def attempt(config: MatmulConfig, a: jax.Array, b: jax.Array, *extras: jax.Array) -> jax.Array:
         return _run(problem, epilogue, config, a, b, extras)
@@ -290,7 +293,7 @@ def _joined_rows(
     )
 
     def with_copies(a: jax.Array, b: jax.Array, *extras: jax.Array) -> jax.Array:
-        return _run(problem, epilogue, default_config(_sizes(problem)), a, b, extras)
+        return _run(problem, epilogue, default_config(problem_sizes(problem)), a, b, extras)
 
     def several(size: int, batched: Sequence[bool], *operands: jax.Array) -> Any:
         axes = [0 if one else None for one in batched]
