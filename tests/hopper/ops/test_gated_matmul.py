@@ -14,7 +14,12 @@ from pallasite_hopper.ops.dense import run
 from pallasite_hopper.ops.dense.choice import default_config, estimated
 from pallasite_hopper.ops.dense.cost import Sizes
 from pallasite_hopper.ops.dense.gated import run_fused
-from pallasite_hopper.ops.dense.gated_choice import fused_config, fused_configs, halves
+from pallasite_hopper.ops.dense.gated_choice import (
+    both_weights,
+    fused_config,
+    fused_configs,
+    halves,
+)
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -112,8 +117,7 @@ def test_tiles_that_have_no_halves(fields):
 )
 def test_choice(m, n, k, chip):
     """It fits registers and shared memory, and is the estimated best of one kernel and two."""
-    both = Sizes(m, 2 * n, k, 2, 1)
-    each = Sizes(m, n, k, 2, 2)
+    both, each = both_weights(m, n, k), Sizes(m, n, k, 2, 2)
     found = fused_configs(m, n, k, chip)
     for config in found:
         assert halves(config)
@@ -123,11 +127,11 @@ def test_choice(m, n, k, chip):
         assert config.warpgroup_m * config.warpgroup_n <= 128 * 200
     chosen = fused_config(m, n, k, chip)
     two = 2 * estimated(default_config(each, chip), each, chip)
-    assert chosen in (None, *found)
-    if chosen is not None:
-        assert estimated(chosen, both, chip) < two + 1e4 + m * n
+    assert chosen in (None, *found[:1])
+    if chosen is not None:  # The activation reads and writes six bytes for each element.
+        assert estimated(chosen, both, chip) < 1.05 * (two + 1000 + 6 * m * n / 3600)
     else:
-        assert not found or estimated(found[0], both, chip) > two
+        assert not found or 1.1 * estimated(found[0], both, chip) > two
 
 
 @pytest.mark.parametrize("shape", [(3, 8192, 3072), (150, 4096, 1024)])

@@ -32,6 +32,10 @@ _SEPARATE = 0.03
 """What two GEMMs take more than estimated: nothing of the second one is on its way when the first
 one ends (10x28672x8192: 208 us, and 206 in one kernel, which was estimated to take 1 % more)."""
 
+_FEW_ROWS, _PLAIN = 128, 0.1
+"""Up to so many rows tiles that are not transposed take that much more than estimated, as do those
+of the plain GEMM: 61x28672x8192 took 225 us with 64 x 256 by turns, two GEMMs 216."""
+
 _ACTIVATION = 0.08
 """Nanoseconds for each sum: joining 64 x 128 columns of both weights takes 1.3 us, which only
 warpgroups that take turns hide (7415x14336x4096 on an H200: 2278 us with 128 x 192 by turns, 2514
@@ -55,16 +59,16 @@ def fused_config(m: int, n: int, k: int, chip: str | None = None) -> MatmulConfi
 
 @functools.lru_cache(maxsize=1024)
 def _fused(m: int, n: int, k: int, chip: str) -> MatmulConfig | None:
-    each, both = Sizes(m, n, k, 2, 2), _both(m, n, k)
+    each, both = Sizes(m, n, k, 2, 2), both_weights(m, n, k)
     found = fused_configs(m, n, k, chip)
     if not found:
         return None
     activation = _LAUNCH + 3 * m * n * 2 / memory_rate(each, chip)
     separate = 2 * estimated(default_config(each, chip), each, chip) + activation
-    return found[0] if estimated(found[0], both, chip) < separate * (1 + _SEPARATE) else None
+    return found[0] if _rank(found[0], both, chip) < separate * (1 + _SEPARATE) else None
 
 
-def _both(m: int, n: int, k: int) -> Sizes:
+def both_weights(m: int, n: int, k: int) -> Sizes:
     """Of a GEMM by both weights side by side."""
     return Sizes(m, 2 * n, k, 2, _WRITTEN, activation=_ACTIVATION)
 
@@ -72,13 +76,18 @@ def _both(m: int, n: int, k: int) -> Sizes:
 def fused_configs(m: int, n: int, k: int, chip: str) -> list[MatmulConfig]:
     """Configurations of the kernel, the one to be used first; for arguments see
     :func:`fused_config`."""
-    both = _both(m, n, k)
+    both = both_weights(m, n, k)
     once = one_round_config(both, chip)
     found = [once] if once is not None and halves(once) else []
     others = (_with_room(one, both) for one in candidates(both) if halves(one))
     fitting = [one for one in others if one is not None]
-    found += sorted(fitting, key=lambda one: estimated(one, both, chip))
+    found += sorted(fitting, key=lambda one: _rank(one, both, chip))
     return list(dict.fromkeys(found))
+
+
+def _rank(config: MatmulConfig, both: Sizes, chip: str) -> float:
+    plain = not config.swap and both.m <= _FEW_ROWS
+    return estimated(config, both, chip) * (1 + _PLAIN * plain)
 
 
 def halves(config: MatmulConfig) -> bool:
