@@ -39,9 +39,9 @@ _RESERVED = 3072
 _BESIDES = 30
 """Registers of a lane besides arrays."""
 
-_COMFORT = 18
-"""More of them with which blocks are faster than more blocks are: of 521 columns, 128 registers for
-each lane took 133 us where tiles of 691 took 110 with 168."""
+_FEW, _COMFORT = 4, 18
+"""Blocks of a multiprocessor that are few, and more registers with which fewer are faster: of 521
+columns, four blocks took 133 us on an H200, where three with tiles of 691 took 110."""
 
 _WARPGROUPS = 512
 """Registers of a multiprocessor by lanes of a warpgroup."""
@@ -117,8 +117,10 @@ def folded_tile(
     period = max(VECTOR_BYTES // math.gcd(size, VECTOR_BYTES) for size in sizes)
     height = max(period, part, 4)
     row = sum(sizes) + 4 * values
-    comfortable = -(-(registers + _COMFORT) // 8) * 8
-    most = max(_LEAST_RESIDENT, min(_RESIDENT, _WARPGROUPS // comfortable))
+    most = min(_RESIDENT, _WARPGROUPS // (-(-registers // 8) * 8))
+    if most <= _FEW:
+        comfortable = -(-(registers + _COMFORT) // 8) * 8
+        most = max(_LEAST_RESIDENT, min(most, _WARPGROUPS // comfortable))
     room = shared_memory // most - _RESERVED
     while 2 * height * row * _STAGES <= room and 2 * height <= _MOST_HEIGHT:
         height *= 2

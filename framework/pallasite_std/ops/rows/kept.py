@@ -196,13 +196,13 @@ def kept_plan(
             needed += int(arrays * elements) + (0 if flat else _OF_VECTORS)
             given = threads, row, beside, most_resident, shared_memory
             resident = _resident(needed, *given)
-            if flat and threads == 1:
+            if flat and threads == 1 and sums:
                 few = min(resident, _LEAST_WARPGROUPS)
                 resident = _resident(needed + _COMFORT, *given) or few
             if resident and (best is None or cost < best[0]):
                 room = (shared_memory // resident - beside) // row
                 wanted = 1 + -(-_IN_FLIGHT // (resident * row))
-                stages = min(room, max(2, wanted), _MOST_STAGES)
+                stages = min(room, max(3, wanted), _MOST_STAGES)
                 best = cost, Kept(threads, 1, chunk, stages, resident, kept, held)
     return None if best is None else best[1]
 
