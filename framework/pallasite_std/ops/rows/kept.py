@@ -189,7 +189,7 @@ def kept_plan(
         beside = 4096 + (0 if held else threads * chunk * sum(vectors))
         cost = threads * (_ELEMENT * elements + _ROW)
         # Whole vectors are as well read again: that takes few instructions.
-        for kept in (True,) if flat or threads == 1 else (True, False):
+        for kept in (True,) if flat or threads == 1 or not held else (True, False):
             # Of 16 bits, two are in a register until they are converted.
             arrays = sums + held * len(vectors) + len(dtypes) * (1.0 if kept else 0.5)
             needed = _BESIDES if threads == 1 else _BESIDES_SHARED
