@@ -5,8 +5,7 @@ those of rows that choose their groups at random, and of those that are cut at r
 time of given sizes is that of the block
 with the most work, as long as the GEMM's estimate says for a round of tiles, and that of memory.
 For 17 shapes with up to ten configurations each (an H200, 2026-11, ``benchmarks/ragged_shapes.py``)
-its standard deviation is 5 %; what it chooses takes 1 % more than the fastest where sizes are
-known, and 2.4 % where they are not.
+its standard deviation is 5 %; what it chooses for known sizes takes 1 % more than the fastest.
 """
 
 from __future__ import annotations
