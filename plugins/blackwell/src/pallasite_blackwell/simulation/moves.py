@@ -166,8 +166,7 @@ class _Access:
                 expected=f"lanes {start} to {start + WARP_LANES - 1} (or 0 to 31, relative to"
                 " them)",
             )
-        used = np.unique(np.stack([blocks, column]), axis=1)
-        for block, start in used.T.tolist():
+        for block, start in sorted(set(zip(blocks.tolist(), column.tolist(), strict=True))):
             number = int(np.flatnonzero((blocks == block) & (column == start))[0])
             low, high = start + self._first, start + self._extent
             lane = int(first[number])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pallasite_simulator.distinct import distinct, starts_of
 from pallasite_simulator.engine.lanes import WARP, Lanes
 from pallasite_simulator.engine.wait import Wait
 from pallasite_simulator.errors import SimulationError
@@ -111,7 +112,9 @@ class Barriers:
             )
         keys = lanes.of(wave.lane_block) * BARRIERS + ids
         order = np.argsort(keys, kind="stable")
-        names, starts, sizes = np.unique(keys[order], return_index=True, return_counts=True)
+        ordered = keys[order]
+        starts = starts_of(ordered)
+        names, sizes = ordered[starts], np.append(starts[1:], len(ordered)) - starts
         needed = None
         if expected is not None:
             needed = np.broadcast_to(expected, (lanes.count,))[order][starts]
@@ -160,7 +163,7 @@ class Barriers:
         wave.progress += 1
         if wave.observer is not None:
             groups = lanes.of(wave.lane_block)
-            if len(names) != len(np.unique(names // BARRIERS)):
+            if len(names) != len(distinct(names // BARRIERS)):
                 return False
             wave.observer.barriers(lanes.numbers, groups)
         return True

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pallasite_simulator.distinct import distinct
 from pallasite_simulator.types import Array, Values
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Lanes:
         """Numbers of the warps in the wave that have a lane here, ascending."""
         if self.whole_warps:
             return self.numbers[::WARP] // WARP
-        return np.unique(self.numbers // WARP)
+        return distinct(self.numbers // WARP)
 
     @property
     def warp_count(self) -> int:

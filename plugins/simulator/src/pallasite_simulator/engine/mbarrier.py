@@ -11,6 +11,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
+from pallasite_simulator.distinct import distinct
 from pallasite_simulator.engine.grouping import Groups
 from pallasite_simulator.engine.lanes import Lanes
 from pallasite_simulator.engine.memory import SHARED_BASE
@@ -456,7 +457,7 @@ class MBarriers:
         self._write(slots)
         wave = self.wave
         wave.phase_completed()
-        for within in np.unique(complete % self._slots_per_block).tolist():
+        for within in distinct(complete % self._slots_per_block).tolist():
             key = ("mbarriers", within)
             if wave.waiting(key):
                 self._changed[complete] = True
@@ -513,15 +514,17 @@ class MBarriers:
         """Raises :class:`SimulationError` if lanes wait for one of the barriers."""
         waited = [
             one
-            for one in np.unique(slots % self._slots_per_block).tolist()
+            for one in distinct(slots % self._slots_per_block).tolist()
             if self.wave.waiting(("mbarriers", one))
         ]
         if not waited:
             return
         self._changed[slots] = True
-        busy = self._changed[self._awaited]
+        busy = self._awaited[self._changed[self._awaited]]
         self._changed[slots] = False
-        where = np.isin(slots, self._awaited[busy])
+        self._changed[busy] = True
+        where = self._changed[slots]
+        self._changed[busy] = False
         if where.any():
             self._fail(
                 lanes.numbers[where],

@@ -51,7 +51,7 @@ def group_by_place(places: Array) -> Groups | None:
     starts = np.flatnonzero(fresh)
     if len(starts) == count:
         return None
-    group = np.cumsum(fresh) - 1
+    group = fresh.cumsum() - 1
     return Groups(
         order,
         ordered[starts],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pallasite_simulator.distinct import distinct, distinct_inverse
 from pallasite_simulator.engine.lanes import WARP
 from pallasite_simulator.engine.observer import AsyncOperation, Observer
 from pallasite_simulator.engine.program import registers_in
@@ -104,8 +105,8 @@ class AsyncChecks:
     def roots(self) -> Iterable[int]:
         """Rows in use."""
         for state in self._pending.values():
-            yield from np.unique(state.rows).tolist()
-            yield from np.unique(state.over).tolist()
+            yield from distinct(state.rows).tolist()
+            yield from distinct(state.over).tolist()
 
     # Beginning ------------------------------------------------------------------------------------
 
@@ -173,8 +174,8 @@ class AsyncChecks:
         all_over = self.launch.clocks.all_over
         if isinstance(rows, int):
             return np.full(len(firsts), all_over(rows))
-        distinct, inverse = np.unique(rows, return_inverse=True)
-        found: Array = np.array([all_over(row) for row in distinct.tolist()])[inverse]
+        known, inverse = distinct_inverse(rows)
+        found: Array = np.array([all_over(row) for row in known.tolist()])[inverse]
         return found
 
     def _group_numbers(self, operation: AsyncOperation, lanes: Array) -> Array:
@@ -321,7 +322,7 @@ class AsyncChecks:
             return
         parts = np.arange(len(state.names))
         if lanes is not None:
-            parts = np.unique(self._parts(operation, state, lanes))
+            parts = distinct(self._parts(operation, state, lanes))
         rows = self._rows_of_completions(operation, state, parts, state.time + 1)
         for row in rows.tolist():
             self.ordering.add_to_key(key, row)
@@ -370,7 +371,7 @@ class AsyncChecks:
         """The row that knows that all these parts are complete."""
         fenced, time, clocks = operation.proxy == "async", state.time + 1, self.launch.clocks
         columns, over = state.columns[parts], state.over[parts]
-        each = [(columns[over == one], one) for one in np.unique(over).tolist()]
+        each = [(columns[over == one], one) for one in distinct(over).tolist()]
         return clocks.join_all(
             clocks.advance_all(some, time, fenced=fenced, over=one) for some, one in each
         )
@@ -386,10 +387,10 @@ class AsyncChecks:
             return np.array(ordered)
         over = state.over[parts]
         pairs = columns << 32 | over
-        distinct, inverse = np.unique(pairs, return_inverse=True)
+        some, inverse = distinct_inverse(pairs)
         rows = [
             self._row_of_completion(operation, one >> 32, time, over=one & (1 << 32) - 1)
-            for one in distinct.tolist()
+            for one in some.tolist()
         ]
         found: Array = np.array(rows)[inverse]
         return found
@@ -422,7 +423,7 @@ class AsyncChecks:
             time = state.time + (not reads_only)
             rows = self._rows_of_completions(operation, state, parts, time)
             self.ordering.learn_each(lanes, rows)
-            self._over(operation, np.unique(parts), reads_only)
+            self._over(operation, distinct(parts), reads_only)
             if state.in_flight is not None and not reads_only:
                 state.in_flight[lanes] = False
                 if not state.in_flight.any():

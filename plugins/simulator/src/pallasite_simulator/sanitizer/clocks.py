@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pallasite_simulator.distinct import distinct, distinct_inverse
 from pallasite_simulator.types import Array
 
 NOTHING = 0
@@ -185,7 +186,7 @@ class Clocks:
         if len(rows) == 1 or (rows == rows[0]).all():
             before = int(rows[0])
         else:
-            before = self.join_all(int(row) for row in np.unique(rows))
+            before = self.join_all(distinct(rows).tolist())
         generic, fenced = self.generic[before].copy(), self.fenced[before].copy()
         generic[columns] = time
         fenced[columns] = np.maximum(fenced[columns], own)
@@ -219,8 +220,8 @@ class Clocks:
             behind = columns + self.threads
             generic[each, behind] = np.maximum(generic[each, behind], copies[0])
             fenced[each, behind] = np.maximum(fenced[each, behind], copies[1])
-        distinct, inverse = np.unique(rows, return_inverse=True)
-        over: Array = np.array([self.over[row] for row in distinct.tolist()])[inverse]
+        known, inverse = distinct_inverse(rows)
+        over: Array = np.array([self.over[row] for row in known.tolist()])[inverse]
         over[(self.generic[over] <= generic).all(axis=1)] = NOTHING
         while len(self._free) < len(rows):
             self._grow()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pallasite_simulator.distinct import distinct_inverse
 from pallasite_simulator.engine.observer import AsyncOperation
 from pallasite_simulator.sanitizer.clocks import Clocks
 from pallasite_simulator.sanitizer.ordering import Ordering
@@ -42,7 +43,7 @@ class Columns:
         serial = operation.serial or operation.engine == "wgmma"
         if serial or operation.instruction.has("bulk_group"):
             kind = operation.engine if serial else "bulk"
-            threads, inverse = np.unique(ordering.column[firsts], return_inverse=True)
+            threads, inverse = distinct_inverse(ordering.column[firsts])
             named = [clocks.column((kind, thread)) for thread in threads.tolist()]
             columns: Array = np.array(named)[inverse]
             return columns

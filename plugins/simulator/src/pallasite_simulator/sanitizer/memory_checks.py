@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pallasite_simulator.distinct import distinct_inverse
 from pallasite_simulator.engine.mbarrier import MBarriers
 from pallasite_simulator.engine.memory import POISON
 from pallasite_simulator.engine.observer import Access
@@ -180,7 +181,7 @@ class MemoryChecks:
             if not fenced.any():
                 continue
             owners, offsets = owners[fenced], offsets[fenced]
-            threads, inverse = np.unique(ordering.column[owners], return_inverse=True)
+            threads, inverse = distinct_inverse(ordering.column[owners])
             # Initializations count as made by an engine of the thread's own.
             named = [clocks.column(("init", thread)) for thread in threads.tolist()]
             columns = np.array(named)[inverse]
@@ -323,7 +324,7 @@ class MemoryChecks:
             return
         allocations, positions = self.reporter.allocations, np.flatnonzero(wrong)
         within = offsets[positions] % allocations.stride
-        starts, inverse = np.unique(within, return_inverse=True)
+        starts, inverse = distinct_inverse(within)
         outside = np.array([not allocations.inside(one, one + size) for one in starts.tolist()])
         if outside.any():
             positions = positions[outside[inverse]]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from pallasite_simulator.distinct import distinct_inverse
 from pallasite_simulator.sanitizer import entries
 from pallasite_simulator.sanitizer.clocks import NOTHING
 from pallasite_simulator.sanitizer.phases import PhaseRows, join_pairs
@@ -132,8 +133,8 @@ class Ordering:
             if after != before:
                 self._set(lanes, after)
             return
-        distinct, inverse = np.unique(before, return_inverse=True)
-        joined = np.array([self.clocks.join(int(one), row) for one in distinct])
+        known, inverse = distinct_inverse(before)
+        joined = np.array([self.clocks.join(one, row) for one in known.tolist()])
         self._set(lanes, joined[inverse])
 
     def learn_each(self, lanes: Array, rows: Array) -> None:
@@ -350,7 +351,7 @@ class Ordering:
         if kind in ("async", "async.global"):
             self.clocks.global_fence = self.clocks.time
         if kind == "async.global":
-            known, inverse = np.unique(self.rows[lanes], return_inverse=True)
+            known, inverse = distinct_inverse(self.rows[lanes])
             self._global[lanes] = np.array([self.clocks.fence(int(one)) for one in known])[inverse]
             return
         if self.copied is not None and self.copies_fenced is not None:
@@ -361,8 +362,8 @@ class Ordering:
             if after != before:
                 self._set(lanes, after)
             return
-        distinct, inverse = np.unique(before, return_inverse=True)
-        self._set(lanes, np.array([self.clocks.fence(int(one)) for one in distinct])[inverse])
+        known, inverse = distinct_inverse(before)
+        self._set(lanes, np.array([self.clocks.fence(one) for one in known.tolist()])[inverse])
 
     def rows_of_global(self, lanes: Array, rows: Array) -> Array:
         """Rows of copies of global memory that lanes begin, with what fences made visible."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from pallasite_simulator.distinct import distinct, distinct_inverse
 from pallasite_simulator.sanitizer.clocks import NOTHING, Clocks
 from pallasite_simulator.types import Array, Values
 
@@ -30,7 +31,7 @@ class PhaseRows:
             self._numbers = grown
         found: Array = self._numbers[places]
         if not found.all():
-            new = np.unique(places[found == 0])
+            new = distinct(places[found == 0])
             self._numbers[new] = np.arange(self._count, self._count + len(new))
             self._count += len(new)
             if self._count > len(self._rows):
@@ -66,9 +67,6 @@ def join_pairs(clocks: Clocks, ones: Values, others: Values) -> Values:
     codes = (ones.astype(np.int64) << 32) | others
     if (codes == codes[0]).all():
         return clocks.join(int(ones[0]), int(others[0]))
-    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    joined = [
-        clocks.join(one, other)
-        for one, other in zip(ones[first].tolist(), others[first].tolist(), strict=True)
-    ]
+    pairs, inverse = distinct_inverse(codes)
+    joined = [clocks.join(pair >> 32, pair & (1 << 32) - 1) for pair in pairs.tolist()]
     return np.array(joined)[inverse]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pallasite_simulator.distinct import distinct
 from pallasite_simulator.types import Array
 
 PAGE_SHIFT = 10
@@ -104,7 +105,7 @@ class Shadow:
         levels = self._levels[pages]
         highest = int(levels.max())
         if highest > width:
-            self._refine(np.unique(pages[levels > width]), width)
+            self._refine(distinct(pages[levels > width]), width)
             levels = self._levels[pages]
             highest = int(levels.max())
         lowest = int(levels.min())
