@@ -30,7 +30,7 @@ _BY_MODULE = {
     "extensions": "Executor Pass RuleSet Semantics",
     "hookspecs": "hookimpl",
     "language.params": "CompilerParams",
-    "language.target_scope": "target",
+    "target_selection": "target",
     "runtime": "compile compile_all",
     "targets": "Target",
 }
@@ -65,9 +65,9 @@ if TYPE_CHECKING:
     from pallasite.extensions import Semantics as Semantics
     from pallasite.hookspecs import hookimpl as hookimpl
     from pallasite.language.params import CompilerParams as CompilerParams
-    from pallasite.language.target_scope import target as target
     from pallasite.runtime import compile as compile
     from pallasite.runtime import compile_all as compile_all
+    from pallasite.target_selection import target as target
     from pallasite.targets import Target as Target
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pallasite import config
 from pallasite.errors import TargetError
@@ -105,3 +106,28 @@ def _target_of_device(capability: tuple[int, int]) -> Target:
             " or PALLASITE_TARGET",
         )
     return max(portable, key=lambda one: one.compute_capability)
+
+
+def target(name: str) -> contextlib.AbstractContextManager[None]:
+    """Compiles for a target within a ``with`` block, in the present thread or task only.
+
+    Raises:
+      TargetError: there is no target of that name, or its plugin is missing.
+    """
+    find_target(name)
+    return traced_for(name)
+
+
+@contextlib.contextmanager
+def traced_for(target: str | Target | None) -> Iterator[None]:
+    """What is traced inside is for a target; None uses the configuration.
+
+    Operations of ``pallasite.ops`` choose their implementation while they are traced, so the target
+    is part of the keys of JAX's caches of traces, as options are.
+    """
+    if target is None:
+        yield
+        return
+    name = target.name if isinstance(target, Target) else target
+    with config.scoped(target=name):
+        yield

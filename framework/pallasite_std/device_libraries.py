@@ -6,6 +6,7 @@ A pass at stage ``"llvm"`` links a library to a kernel that declares its functio
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import pathlib
 import re
@@ -13,6 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 from pallasite.plugin import CompilationError
+from pallasite.plugin.codegen import llvm_module
 
 _SOURCE = hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()
 """Of this file when it was loaded: what it cuts out depends on it."""
@@ -36,27 +38,26 @@ def trimmed_library(bitcode: bytes, functions: Collection[str]) -> str:
       CompilationError: LLVM cannot read the bitcode, or it has no such functions.
     """
     binding = _binding()
-    with binding.create_context() as context:
+    with contextlib.ExitStack() as stack:
         try:
-            module = binding.parse_bitcode(bitcode, context)
+            module = stack.enter_context(llvm_module(binding.parse_bitcode, bitcode))
         except RuntimeError as error:
             raise CompilationError(f"LLVM cannot read a device library: {error}") from None
-        with module:
-            defined = {one.name: one for one in module.functions if not one.is_declaration}
-            missing = sorted(set(functions) - set(defined))
-            if missing:
-                raise CompilationError(
-                    "a device library lacks functions", got=missing, hint="use another version"
-                )
-            for name, function in defined.items():
-                if name not in functions:
-                    function.linkage = "internal"
-            _drop_unused(binding, module)
-            text = _KEPT_GLOBALS.sub("", str(module))
-        # What the library wants to be kept although nobody uses it goes, too.
-        with binding.parse_assembly(text, context) as module:
-            _drop_unused(binding, module)
-            text = str(module)
+        defined = {one.name: one for one in module.functions if not one.is_declaration}
+        missing = sorted(set(functions) - set(defined))
+        if missing:
+            raise CompilationError(
+                "a device library lacks functions", got=missing, hint="use another version"
+            )
+        for name, function in defined.items():
+            if name not in functions:
+                function.linkage = "internal"
+        _drop_unused(binding, module)
+        text = _KEPT_GLOBALS.sub("", str(module))
+    # What the library wants to be kept although nobody uses it goes, too.
+    with llvm_module(binding.parse_assembly, text) as module:
+        _drop_unused(binding, module)
+        text = str(module)
     text = _SECTION.sub(lambda found: f" {found[1] or ''}{found[2] or ''}", text)
     return re.sub(r"\bnoinline\b", "alwaysinline", _TARGET.sub("", text))
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pallasite.plugin import CompilationError, SourceLocation
+from pallasite.plugin.codegen import deferred
 from pallasite.plugin.ir import location_in_llvm
 from pallasite_std import llvm_worker
 
@@ -89,7 +90,9 @@ class SeparateLLVM:
         Raises:
           CompilationError: LLVM ended the process.
         """
-        return self._ask(b"emit", str(module))
+        with deferred():
+            text = str(module)
+        return self._ask(b"emit", text)
 
     def _ask(self, verb: bytes, llvm: str) -> str:
         text = llvm.encode()

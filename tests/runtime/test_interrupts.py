@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import signal
 import sys
 import threading
 import warnings
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 import pallasite
-from pallasite import config, forks, plugins
+from pallasite import config, forks, interrupts, plugins
 from pallasite import gpu as plgpu
 from pallasite.runtime import clear_memory
 from pallasite_simulator import simulate
@@ -30,7 +32,7 @@ def kernel():
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt at the n-th call of a Python function in this thread."""
+    """Interrupts this thread at the n-th call of a Python function."""
 
     def __init__(self, last=None):
         self.calls = 0
@@ -41,7 +43,7 @@ class Interrupter:
             self.calls += 1
             if self.calls == self.last:
                 sys.setprofile(None)
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
 
     def run(self, function):
         """Runs a function; returns whether it was interrupted."""
@@ -113,6 +115,48 @@ def test_compiling(tmp_path, part):
         assert {one.state for one in plugins.plugins()} <= {"loaded", "found", "disabled"}
         all_is_well(tmp_path, expected)
     assert interrupted >= 5
+
+
+def test_llvm():
+    """At every call in llvmlite: nothing that LLVM has is freed twice, or after what it is in."""
+    expected = pallasite.compile(kernel(), X).ptx
+    names: list[str] = []
+
+    def note(frame, event, argument):
+        if event == "call":
+            names.append(frame.f_code.co_filename)
+
+    def compile_anew():
+        clear_memory()
+        return pallasite.compile(kernel(), X).ptx
+
+    with config.scoped(cache=False):
+        compile_anew()
+        sys.setprofile(note)
+        compile_anew()
+        sys.setprofile(None)
+        own = ("llvmlite", "codegen", "contextlib", "interrupts")
+        found = [n for n, name in enumerate(names, 1) if any(one in name for one in own)]
+        interrupted = 0
+        for last in found[:: max(1, len(found) // 150)]:
+            interrupted += Interrupter(last).run(compile_anew)
+            gc.collect()
+        assert interrupted > 100
+        assert compile_anew() == expected
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_waits_for_the_end_of_a_block():
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        signal.raise_signal(signal.SIGINT)
+        done.append(1)
+    assert done == [1]
+    thread = threading.Thread(target=interrupts.deferred()(lambda: done.append(2)))
+    thread.start()
+    thread.join()
+    assert done == [1, 2]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_blocks_in_which_nobody_forks():

@@ -18,7 +18,6 @@ from jax.experimental import pallas as pl
 
 from pallasite import config
 from pallasite import gpu as plgpu
-from pallasite.codegen.compiled import TensorMapParameter
 from pallasite.codegen.tools import find_tool
 from pallasite.errors import (
     ExecutionError,
@@ -26,6 +25,7 @@ from pallasite.errors import (
     InvalidValueError,
     UnsupportedError,
 )
+from pallasite.launch import TensorMapParameter
 from pallasite.runtime import compiler
 from pallasite_std.torch import kernel as torch_kernel
 from pallasite_std.torch.launch import CudaKernel, HostKernel

@@ -7,14 +7,8 @@ import dataclasses
 from typing import Any
 
 from pallasite.errors import SourceLocation
-from pallasite.launch import Allocation as Allocation
-from pallasite.launch import ArrayParameter as ArrayParameter
-from pallasite.launch import Buffer as Buffer
-from pallasite.launch import BufferKind as BufferKind
 from pallasite.launch import LaunchParameters as LaunchParameters
-from pallasite.launch import Parameter as Parameter
 from pallasite.launch import ResourceReport as ResourceReport
-from pallasite.launch import TensorMapParameter as TensorMapParameter
 from pallasite.lowering.layout_report import LayoutReport as LayoutReport
 from pallasite.lowering.result import LoweredKernel as LoweredKernel
 from pallasite.targets import Target

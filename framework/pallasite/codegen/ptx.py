@@ -22,9 +22,10 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from pallasite import interrupts
 from pallasite.codegen.translation.locations import location_in_llvm
 from pallasite.errors import CompilationError
 from pallasite.targets import Target
@@ -59,6 +60,7 @@ _PROBE = "define half @add(half %x) { %y = fadd half %x, %x ret half %y }"
 
 _lock = threading.RLock()
 _machines: dict[tuple[str, int], Any] = {}
+_contexts: dict[int, Any] = {}
 _initialized = False
 
 _DEBUG_NOISE = re.compile(
@@ -121,23 +123,44 @@ def target_machine(target: Target) -> Any:
 def parsed(llvm: str) -> Iterator[Any]:
     """A verified llvmlite module, in a context of its own, from LLVM IR text.
 
-    Both are closed in the end, the module first. The garbage collector must not do it: it finalises
-    the members of a cycle, such as an exception's traceback with its frames, in any order, and LLVM
-    crashes if the context goes before the module.
-
     Raises:
       CompilationError: the text is not valid; shows the line of LLVM IR.
     """
     with _lock:
         binding = _binding()
-    with binding.create_context() as context:
+    with contextlib.ExitStack() as stack:
         try:
-            module = binding.parse_assembly(llvm, context)
+            module = stack.enter_context(llvm_module(binding.parse_assembly, llvm))
         except RuntimeError as error:
             raise _parse_error(str(error), llvm) from None
-        with module:
-            verify(module, "", llvm)
-            yield module
+        verify(module, "", llvm)
+        yield module
+
+
+@contextlib.contextmanager
+def llvm_module(parse: Callable[[Any, Any], Any], code: Any) -> Iterator[Any]:
+    """An llvmlite module in a context of its own, by ``parse(code, context)``; both are closed in
+    the end, the module first.
+
+    LLVM crashes if a context goes before a module in it. Where something fails, another module may
+    be left, in a frame that the exception holds, so the context stays for ever.
+    """
+    import llvmlite.binding as binding
+
+    module = None
+    try:
+        with interrupts.deferred():
+            context = binding.create_context()
+            _contexts[id(context)] = context
+            module = parse(code, context)
+        yield module
+    finally:
+        with interrupts.deferred():
+            if module is not None:
+                module.close()
+    with interrupts.deferred():
+        del _contexts[id(context)]
+        context.close()
 
 
 def verify(module: Any, after: str, llvm: str = "") -> None:
@@ -149,7 +172,8 @@ def verify(module: Any, after: str, llvm: str = "") -> None:
       llvm: its text, if that is known.
     """
     try:
-        module.verify()
+        with interrupts.deferred():
+            module.verify()
     except RuntimeError as error:
         raise _verification_error(str(error), llvm or str(module), after) from None
 
@@ -194,6 +218,7 @@ def sufficient_pipeline(llvm: str) -> str:
     return "O1" if several or hoists or unrolls else "short"
 
 
+@interrupts.deferred()
 def simplify(module: Any, target: Target) -> None:
     """Promotes memory to registers, simplifies instructions and control flow."""
     with _lock:
@@ -207,6 +232,7 @@ def simplify(module: Any, target: Target) -> None:
             passes.run(module, builder)
 
 
+@interrupts.deferred()
 def optimize(module: Any, target: Target, *, speed_level: int = _DEFAULT_SPEED_LEVEL) -> None:
     """Runs LLVM's standard pipeline of an optimization level (0 to 3) on an llvmlite module."""
     with _lock:
@@ -222,7 +248,7 @@ def optimize(module: Any, target: Target, *, speed_level: int = _DEFAULT_SPEED_L
 
 def emit(module: Any, target: Target, machine: Any = None) -> str:
     """The PTX of an llvmlite module; by default from the target machine of this process."""
-    with _lock:
+    with _lock, contextlib.nullcontext() if machine else interrupts.deferred():
         ptx = str((machine or target_machine(target)).emit_assembly(module))
     # Labels for debug sections that do not exist, and an empty section.
     return _DEBUG_NOISE.sub("", ptx)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pallasite.lowering.memory_plan import SharedStack
     from pallasite.lowering.recording import Recorder
     from pallasite.lowering.resources import Resources
-    from pallasite.lowering.state import StateKey
     from pallasite.lowering.strategy import LayoutStrategy
     from pallasite.registry import Registry
     from pallasite.targets import Target
@@ -35,6 +34,22 @@ if TYPE_CHECKING:
 type Value = Any
 """A jaxpr value while lowering: RegisterArray, MemoryReference, BarrierReference, or whatever a
 plugin's rules hand to each other."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StateKey[T]:
+    """Names one piece of state of a kernel; ``kernel.state(KEY)`` is the state itself.
+
+    A key is made once, as a constant of a module, and only who imports it can reach the state: two
+    keys of one name are two pieces of state.
+
+    Attributes:
+      name: for messages, such as ``"my-plugin.counters"``.
+      create: ``create(kernel)`` makes the state of a kernel when it is first asked for.
+    """
+
+    name: str
+    create: Callable[[KernelContext], T]
 
 
 @dataclasses.dataclass

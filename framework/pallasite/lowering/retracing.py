@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pallasite import _jax
@@ -11,7 +11,7 @@ from pallasite.language.memory import MemorySpace, memory_space_of
 from pallasite.language.mesh import WARPS_PER_WARPGROUP
 
 if TYPE_CHECKING:
-    from pallasite.lowering.context import KernelContext, Mode
+    from pallasite.lowering.context import KernelContext, Mode, RuleContext, Value
 
 
 @contextlib.contextmanager
@@ -69,3 +69,28 @@ def discharged(
             )
         kernel.discharged[key] = (jaxpr, functional)
     return kernel.discharged[key][1]
+
+
+def lower_function(
+    ctx: RuleContext,
+    function: Callable[..., Any],
+    *args: Value,
+    avals: Sequence[Any] | None = None,
+) -> list[Value]:
+    """Lowers what a JAX function computes, at the current insertion point.
+
+    Args:
+      ctx: the rule's context.
+      function: a function of arrays, traced here; it returns an array or a tree of arrays.
+      *args: values of its arguments, as rules get them.
+      avals: their abstract values; by default those of the rule's own operands.
+
+    Returns:
+      A value for each array of the result, in the order of ``jax.tree.leaves``.
+
+    Raises:
+      PallasiteError: whatever the rules of the function's primitives raise.
+    """
+    with retracing(ctx.kernel, ctx.mode):
+        jaxpr, _ = _jax.trace_to_jaxpr(function, ctx.avals_in if avals is None else avals)
+    return ctx.lower(jaxpr, args)

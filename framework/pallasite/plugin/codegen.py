@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pallasite.codegen.ptx import llvm_module as llvm_module
 from pallasite.codegen.translation.arith import cast as cast
 from pallasite.codegen.translation.arith import intrinsic as intrinsic
 from pallasite.codegen.translation.arith import pairs as pairs
@@ -18,3 +19,4 @@ from pallasite.codegen.translation.types import element_type as element_type
 from pallasite.codegen.translation.types import intrinsic_suffix as intrinsic_suffix
 from pallasite.codegen.translation.types import vector_length as vector_length
 from pallasite.codegen.translation.types import with_element as with_element
+from pallasite.interrupts import deferred as deferred

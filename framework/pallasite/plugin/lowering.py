@@ -20,9 +20,9 @@ from pallasite.lowering.arrays import gather as gather
 from pallasite.lowering.arrays import rearrange as rearrange
 from pallasite.lowering.context import KernelContext as KernelContext
 from pallasite.lowering.context import RuleContext as RuleContext
+from pallasite.lowering.context import StateKey as StateKey
 from pallasite.lowering.context import Value as Value
 from pallasite.lowering.equations import errors_at_equation as errors_at_equation
-from pallasite.lowering.functions import lower_function as lower_function
 from pallasite.lowering.geometry import Geometry as Geometry
 from pallasite.lowering.hidden import host_step as host_step
 from pallasite.lowering.kernel_function import GLOBAL_ALIGNMENT as GLOBAL_ALIGNMENT
@@ -50,6 +50,6 @@ from pallasite.lowering.resources import nothing as nothing
 from pallasite.lowering.resources import reserve as reserve
 from pallasite.lowering.retracing import discharged as discharged
 from pallasite.lowering.retracing import is_value as is_value
-from pallasite.lowering.state import StateKey as StateKey
+from pallasite.lowering.retracing import lower_function as lower_function
 from pallasite.lowering.strategy import LayoutStrategy as LayoutStrategy
 from pallasite.resource import BARRIER_BYTES as BARRIER_BYTES

@@ -11,10 +11,10 @@ from pallasite import _jax, forks
 from pallasite.codegen.compiled import CompiledKernel
 from pallasite.errors import InvalidValueError
 from pallasite.language.spec import KernelSpec
-from pallasite.language.target_scope import traced_for
 from pallasite.launch import DeviceMesh
 from pallasite.runtime.compiler import compile_kernel
 from pallasite.runtime.jax_lowering import kernel_in_equation
+from pallasite.target_selection import traced_for
 from pallasite.targets import Target
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,6 @@ from pallasite.language.memory import (
 )
 from pallasite.layouts.memory import MemoryLayout, row_major
 from pallasite.lowering.inference.context import InferenceContext
-from pallasite.lowering.inference.tiles import tiled
 from pallasite.lowering.inference.values import AbstractValue, MemoryValue, OtherValue
 from pallasite.memory_events import EventKind
 
@@ -78,3 +78,19 @@ def open_layout(value: MemoryValue, bits: int) -> list[MemoryLayout]:
     Tiles are what TMA and the tensor cores know: 8 rows of the width of a swizzle.
     """
     return [row_major(value.shape, bits), *tiled(value.shape, bits, 8)]
+
+
+@functools.lru_cache(maxsize=256)
+def tiled(shape: tuple[int, ...], bits: int, height: int) -> tuple[MemoryLayout, ...]:
+    """The layouts in tiles of so many rows that are as wide as a swizzle."""
+    found: list[MemoryLayout] = []
+    if len(shape) < 2 or bits > 32:
+        return ()
+    rows, columns = shape[-2:]
+    for swizzle in (128, 64, 32, 16):
+        width = swizzle * 8 // bits
+        if rows % 8 or rows % height or columns % width or (swizzle == 16 and bits == 32):
+            continue
+        shape_of_tiles = (*shape[:-2], rows // height, columns // width, height, width)
+        found.append(row_major(shape_of_tiles, bits).untile((height, width)).with_swizzle(swizzle))
+    return tuple(found)

@@ -13,6 +13,7 @@ from pallasite.ir import types
 from pallasite.jaxpr_visitor import Visitor
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.lowering.equations import check_elements, errors_at_equation
+from pallasite.lowering.inference.allocations import tiled
 from pallasite.lowering.inference.context import InferenceContext, Record
 from pallasite.lowering.inference.fences import Branches, Key
 from pallasite.lowering.inference.plan import EquationPlan, LayoutPlan, Path
@@ -27,7 +28,6 @@ from pallasite.lowering.inference.problem import (
 from pallasite.lowering.inference.releases import BarrierEvent, releases
 from pallasite.lowering.inference.solver import Solver
 from pallasite.lowering.inference.structure import Structure
-from pallasite.lowering.inference.tiles import tiled
 from pallasite.lowering.inference.values import (
     ANY,
     AbstractValue,

@@ -16,6 +16,7 @@ import re
 from typing import Any
 
 from pallasite.plugin import StoreNamespace, UnsupportedError, config
+from pallasite.plugin.codegen import llvm_module
 from pallasite.plugin.runtime import SealedStore
 from pallasite_multigpu.network.package import PACKAGE, find
 from pallasite_std.api import library_key, link_library, trimmed_library
@@ -142,11 +143,9 @@ def state_module(target: str) -> str:
     kept = [line for line in lines if line.startswith(("@", "%", "target "))]
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
-    with binding.create_context() as context:
-        module = binding.parse_assembly("\n".join(kept) + "\n", context)
-        with module:
-            triple = binding.Target.from_triple("nvptx64-nvidia-cuda")
-            return str(triple.create_target_machine(cpu=target).emit_assembly(module))
+    with llvm_module(binding.parse_assembly, "\n".join(kept) + "\n") as module:
+        triple = binding.Target.from_triple("nvptx64-nvidia-cuda")
+        return str(triple.create_target_machine(cpu=target).emit_assembly(module))
 
 
 def state_words(ptx: str) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 from llvmlite import ir
 
 from pallasite.plugin import config
+from pallasite.plugin.codegen import deferred
 from pallasite.plugin.runtime import SealedStore
 from pallasite_simulator.loop_store import LOOPS
 from pallasite_simulator.types import STORAGE, Array, Values
@@ -192,7 +193,7 @@ def compile_loop(text: str, effort: int = 0) -> int:
       text: LLVM IR.
       effort: how hard the code generator tries, 0 to 3; loops are unrolled above 0.
     """
-    with _lock:
+    with _lock, deferred():
         binding, context, target, processor = _host()
         # Without effort in choosing instructions: the passes below have vectorised the loop.
         machine = target.create_target_machine(opt=effort, **processor)
