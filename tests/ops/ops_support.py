@@ -38,8 +38,10 @@ def exact(array: jax.Array) -> np.ndarray:
     return np.asarray(array).astype(np.float64)
 
 
-def error(result: jax.Array, expected: np.ndarray) -> float:
-    """The relative error in the 2-norm."""
+def error(result: jax.Array, expected: np.ndarray, size: np.ndarray | None = None) -> float:
+    """The error in the 2-norm, relative to what is expected or, where that is smaller since terms
+    happen to cancel, to the size that it has otherwise."""
     assert result.shape == expected.shape
     assert np.isfinite(exact(result)).all()
-    return float(np.linalg.norm(exact(result) - expected) / max(1e-30, np.linalg.norm(expected)))
+    scale = max(np.linalg.norm(one) for one in (expected, size) if one is not None)
+    return float(np.linalg.norm(exact(result) - expected) / max(1e-30, scale))
