@@ -23,6 +23,7 @@ from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.config import SHARED_MEMORY
 from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
 from pallasite_hopper.ops.dense.joined_rows import JoinedRowsConfig
+from pallasite_hopper.ops.dense.turned import left_to_xla as turned_left_to_xla
 from pallasite_hopper.ops.dense.unaligned import (
     left_to_xla,
     nanoseconds_by_xla,
@@ -456,9 +457,10 @@ def products_of_xla(jaxpr):
     """The products of a jaxpr that are not in a kernel."""
     found = [one for one in jaxpr.eqns if one.primitive is jax.lax.dot_general_p]
     for equation in jaxpr.eqns:
-        inner = equation.params.get("call_jaxpr") or equation.params.get("jaxpr")
-        if inner is not None:
-            found += products_of_xla(getattr(inner, "jaxpr", inner))
+        for name in ("call_jaxpr", "jaxpr", "call"):
+            inner = equation.params.get(name)
+            if inner is not None:
+                found += products_of_xla(getattr(inner, "jaxpr", inner))
     return found
 
 
@@ -520,6 +522,33 @@ def test_few_rows_that_nobody_else_reads_fast(order, swapped):
     names = ["joined_rows_matmul", "split_columns"] if joined else ["direct_matmul"]
     assert sorted(one.name for one in kernels) == names
     assert all(one.resources.spill_store_bytes == 0 for one in kernels)
+
+
+@pytest.mark.parametrize("order", [*itertools.product((False, True), repeat=2)])
+def test_float32_whose_copies_take_longest(order):
+    """The tensor cores read float32 along k only: few rows of large operands that are given the
+    other way round are left to XLA, which need not copy them; others are not."""
+    turned = {"turned_a": order[0], "turned_b": not order[1]}
+    few, many = Sizes(7, 8192, 28672, 4, 4, False, True), Sizes(9000, 8192, 8192, 4, 4, False, True)
+    assert turned_left_to_xla(few, **turned) == turned["turned_b"]
+    assert not turned_left_to_xla(many, **turned)
+    assert not turned_left_to_xla(Sizes(64, 64, 64, 4, 4, False, True), **turned)
+
+
+@pytest.mark.parametrize("transpose_a", [False, True])
+def test_float32_by_xla(monkeypatch, transpose_a):
+    """With the epilogue, and of many at once."""
+    monkeypatch.setattr(run, "turned_left_to_xla", lambda *_, **turned: turned["turned_b"])
+    options = {"transpose_a": transpose_a, "activation": jax.nn.relu}
+    bias = random_matrix(3, (24,), np.float32)
+    result, sums = product(20, 24, 40, np.float32, bias=jnp.asarray(bias), **options)
+    assert relative_error(result, np.maximum(sums + bias, 0)) < 2e-3
+    a, b = random_matrix(1, (3, 40, 20), np.float32), random_matrix(2, (3, 40, 24), np.float32)
+    several = jax.vmap(lambda a, b: matmul(a, b, transpose_a=True))
+    expected = np.einsum("zkm,zkn->zmn", a.astype(np.float64), b.astype(np.float64))
+    assert relative_error(np.asarray(jax.jit(several)(a, b), np.float64), expected) < 2e-3
+    with pytest.raises(errors.InvalidValueError, match="calls no kernel"):
+        pallasite.compile_all(several, a, b, target="sm_90a")
 
 
 def test_last_round_of_tiles():

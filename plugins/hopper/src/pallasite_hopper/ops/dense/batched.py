@@ -14,7 +14,13 @@ from pallasite_hopper.ops.dense.choice import batched_config, default_config, th
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.cost import nanoseconds
 from pallasite_hopper.ops.dense.kernel import Item, MatmulLoop, build
-from pallasite_hopper.ops.dense.run import MULTIPROCESSORS, problem_sizes, run, useful
+from pallasite_hopper.ops.dense.run import (
+    MULTIPROCESSORS,
+    in_tf32_by_xla,
+    problem_sizes,
+    run,
+    useful,
+)
 from pallasite_std.api import Epilogue, MatmulCall, MatmulProblem, mapped_product, padded_columns
 
 _LARGEST_GRID = 2**31 - 1
@@ -31,6 +37,8 @@ def run_many(
     """
     problem = call.problem
     a, b, *extras = operands
+    if call.config is None and in_tf32_by_xla(problem):
+        return mapped_product(run, call, count, stacked, tuple(operands))
     if problem.size != 2:  # The tensor cores read such elements along k only.
         a = jnp.swapaxes(a, -1, -2) if problem.transpose_a else a
         b = b if problem.transpose_b else jnp.swapaxes(b, -1, -2)

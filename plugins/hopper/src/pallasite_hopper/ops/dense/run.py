@@ -24,6 +24,7 @@ from pallasite_hopper.ops.dense.joined_rows import JoinedRowsConfig
 from pallasite_hopper.ops.dense.joined_rows import build as build_joined_rows
 from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build, resident_clusters
 from pallasite_hopper.ops.dense.padding import aligned
+from pallasite_hopper.ops.dense.turned import left_to_xla as turned_left_to_xla
 from pallasite_hopper.ops.dense.unaligned import AnyRowsConfig, left_to_xla, without_copies
 from pallasite_std.api import (
     Epilogue,
@@ -48,6 +49,8 @@ WINNERS = pathlib.Path(__file__).with_name("winners.json")
 def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array]) -> jax.Array:
     """The matmul; ``extras`` are the operands of the epilogue."""
     problem = call.problem
+    if call.config is None and in_tf32_by_xla(problem):
+        return _by_xla(problem, call.epilogue, a, b, extras)
     if problem.size != 2:
         # The tensor cores read such elements along k only.
         a = a.T if problem.transpose_a else a
@@ -70,6 +73,13 @@ def _without_copies(problem: MatmulProblem, epilogue: Epilogue) -> AnyRowsConfig
         return None
     xla = _xla_multiplies(problem)
     return without_copies(problem_sizes(problem), plain=_is_plain(epilogue), xla=xla)
+
+
+def in_tf32_by_xla(problem: MatmulProblem) -> bool:
+    """Whether operands would have to be copied to the other order, which XLA need not."""
+    along_k = dataclasses.replace(problem, transpose_a=False, transpose_b=True)
+    turned = {"turned_a": problem.transpose_a, "turned_b": not problem.transpose_b}
+    return problem.size == 4 and turned_left_to_xla(problem_sizes(along_k), **turned)
 
 
 def _left_to_xla(problem: MatmulProblem, epilogue: Epilogue) -> bool:
@@ -105,12 +115,15 @@ def _by_xla(
 ) -> jax.Array:
     contracted = ((0 if problem.transpose_a else 1,), (1 if problem.transpose_b else 0,))
     plain = _is_plain(epilogue)
+    on_gpu = jax.default_backend() == "gpu"
+    tf32 = lax.DotAlgorithmPreset.TF32_TF32_F32 if problem.size == 4 and on_gpu else None
     # cuBLASLt has no product of one 16-bit type with results of another one.
     direct = plain and problem.out_dtype in (problem.dtype_a, problem.accumulator)
     sums = lax.dot_general(
         a,
         b,
         (contracted, ((), ())),
+        precision=tf32,
         preferred_element_type=problem.out_dtype if direct else problem.accumulator,
     )
     if not plain:
