@@ -89,7 +89,9 @@ def _plain(*arguments: Any) -> Any:
 _grouped = functools.partial(elementwise.elementwise_kernel, grouped=True)
 
 type Change = tuple[Any, str, Any]
+_NOT_KEPT: Change = (norm_kernels, "_keeps_forward", _never)
 _PIPELINED: tuple[Change, ...] = (
+    _NOT_KEPT,
     (norm_kernels, "suits_pipeline", _always),
     (norm_kernels, "suits_shared", _never),
     (norm_kernels, "suits_stream", _never),
@@ -115,6 +117,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "tiles of other rows, too": ((tiles, "WORD", 16),),
     "tiles of two blocks": ((tiles, "_RESIDENT", 2),),
     "rows through shared memory": (
+        _NOT_KEPT,
         (norm_kernels, "suits_shared", _always),
         (quantize, "suits_shared", _always),
     ),
@@ -124,10 +127,12 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (quantize, "suits_stream", _never),
     ),
     "rows streamed to registers": (
+        _NOT_KEPT,
         (norm_kernels, "suits_stream", _always),
         (quantize, "suits_stream", _always),
     ),
     "shorter rows streamed, too": (
+        _NOT_KEPT,
         (norm_kernels, "suits_stream", _always),
         (quantize, "suits_stream", _always),
         (streamed, "_LEAST", 4608),
@@ -149,12 +154,14 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (norm_kernels, "QUANTIZED", tiling.Registers(four=1 << 30)),
     ),
     "forward pipelined": (
+        _NOT_KEPT,
         (norm_kernels, "suits_pipeline", _always),
         (quantize, "suits_pipeline", _always),
     ),
     "moments one by one": ((norm_kernels, "AT_ONCE", False),),
     "rows within vectors not pipelined": ((norm_kernels, "PIPELINED", False),),
     "layer norms pipelined by columns": (
+        _NOT_KEPT,
         (norm_kernels, "suits_pipeline", _always),
         (pipelines, "FORWARD_BY_COLUMNS", True),
     ),

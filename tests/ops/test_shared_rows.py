@@ -33,6 +33,7 @@ def in_shared_memory(monkeypatch):
         monkeypatch.setattr(module, "suits_stream", lambda *arguments: False)
         monkeypatch.setattr(module, "tiled_row_kernel", lambda *arguments: None)
         kernel.cache_clear()
+    monkeypatch.setattr(norm_kernels, "KEPT", False)
     monkeypatch.setattr(tiles, "WORD", 16)
     monkeypatch.setattr(shared, "_ENOUGH", 1)
     for module in (norms, quantize):
