@@ -456,6 +456,8 @@ def _scatter(ufunc: Any) -> Rule:
                 sizes[axis] = operands[2].shape[next(within)]
         if dtype in ROUNDED and ufunc is not None:
             raise Unsupported
+        if ufunc is None and params["update_jaxpr"] is not None:  # A function of the old elements.
+            raise Unsupported
 
         def scatter(x: Any, starts: Any, updates: Any) -> Any:
             indices, inside = _indices(starts, sizes, shape, which, clip)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
 import pallasite
@@ -58,6 +59,19 @@ CASES: dict[str, Body] = {
         y.at[jnp.zeros(0, jnp.int32)].add(y[:0]), y[:0], (1, 0)
     ),
     "parts without elements": lambda x, y, w: jnp.concatenate(jnp.split(y, [0, 3, 3], 0)[1:]),
+    "function of a row": lambda x, y, w: y.at[2].apply(jnp.exp),
+    "function of elements": lambda x, y, w: y.at[1::3, jnp.array(4)].apply(lambda e: e * 2 + 1),
+    "function, as often as named": lambda x, y, w: y.at[(y[:, 0] > 0) * 3].apply(lambda e: e / 2),
+    "function beyond the end": lambda x, y, w: y.at[(y[:, 0] > 0) * 20].apply(lambda e: e - 1),
+    "names": lambda x, y, w: checkpoint_name(y * 2, "doubled"),
+    "composite": lambda x, y, w: lax.composite(lambda e: jnp.cumsum(e, 1), name="test.sum")(y),
+    "composite in a loop": lambda x, y, w: lax.fori_loop(
+        0, 3, lambda _, e: lax.composite(lambda e: e.sum(0) - e, name="test.rest")(e), y
+    ),
+    "empty": lambda x, y, w: jnp.where(y < 99, y, jnp.empty_like(y)),
+    "upper halves of products": lambda x, y, w: lax.mulhi(
+        lax.bitcast_convert_type(y, jnp.int32), lax.bitcast_convert_type(y, jnp.int32) - 5
+    ),
     "random bits": lambda x, y, w: jax.random.bits(key(w), (13, 17)),
     "uniform": lambda x, y, w: jax.random.uniform(jax.random.split(key(w), 3)[1], (40,)),
     "normal": lambda x, y, w: jax.random.normal(jax.random.fold_in(key(w), 5), (13, 7)),

@@ -55,6 +55,37 @@ def _reduce(*operands: Any, jaxpr: Any, dimensions: Sequence[int], **params: Any
     return combine(starts, arrays)
 
 
+def _is_applied(params: dict[str, Any]) -> bool:
+    """Whether a scatter stores a function of the old element, as ``x.at[i].apply(f)`` does."""
+    function = params["update_jaxpr"]
+    return function is not None and function.outvars[0] is not function.invars[1]
+
+
+def _scatter(x: Any, indices: Any, updates: Any, **params: Any) -> list[Any]:
+    """Elements that several indices name get the function as many times."""
+    if 0 in updates.shape:
+        return [x]
+    function, consts = params.pop("update_jaxpr"), params.pop("update_consts")
+    unique = params["unique_indices"] or math.prod(indices.shape[:-1]) == 1
+    counts = lax.scatter_add(
+        jnp.zeros(x.shape, jnp.int32), indices, jnp.ones(updates.shape, jnp.int32), **params
+    )
+
+    def apply(number: Any, x: Any) -> Any:
+        (made,) = _elementwise(function, consts, x.shape, [x, x])
+        return lax.select(counts > number, made, x)
+
+    return [lax.fori_loop(0, 1 if unique else jnp.max(counts), apply, x)]
+
+
+def _composite(*operands: Any, call_jaxpr: Any, **params: Any) -> list[Any]:
+    return list(_jax.jaxpr_as_function(call_jaxpr)(*operands))
+
+
+def _empty(*, shape: Sequence[int], dtype: Any, **params: Any) -> list[Any]:
+    return [jnp.zeros(shape, dtype)]
+
+
 def _elementwise(jaxpr: Any, consts: Any, shape: Any, operands: Sequence[Any]) -> Sequence[Any]:
     """A jaxpr of scalars on the elements of arrays."""
     values: dict[Any, Any] = {}
@@ -250,6 +281,9 @@ DEFINITIONS = {
     lax.stack_p: Definition(_stack),
     lax.unstack_p: Definition(_unstack),
     primitives.reduce_p: Definition(_reduce),
+    _jax.lax_primitives.composite_p: Definition(_composite),
+    primitives.name_p: Definition(_same),  # It says to transformations what an array is called.
+    _jax.lax_primitives.empty_p: Definition(_empty),
     primitives.concatenate_p: Definition(
         _concatenate, lambda equation: any(map(_is_empty, equation.invars))
     ),
@@ -257,12 +291,15 @@ DEFINITIONS = {
         lambda x, *others: [x], lambda equation: _is_empty(equation.invars[1])
     ),
     primitives.pad_p: Definition(_pad, lambda equation: _is_empty(equation.invars[0])),
+    primitives.scatter_p: Definition(
+        _scatter, lambda equation: _is_empty(equation.invars[2]) or _is_applied(equation.params)
+    ),
     **{
         scatter: Definition(
             lambda x, *others, **params: [x], lambda equation: _is_empty(equation.invars[2])
         )
         for scatter in (
-            *(primitives.scatter_p, primitives.scatter_add_p, primitives.scatter_mul_p),
+            *(primitives.scatter_add_p, primitives.scatter_mul_p),
             *(primitives.scatter_min_p, primitives.scatter_max_p, lax.scatter_sub_p),
         )
     },

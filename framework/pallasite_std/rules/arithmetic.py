@@ -61,6 +61,7 @@ BINARY_PRIMITIVES = {
     lax.add_p: "add",
     lax.sub_p: "sub",
     lax.mul_p: "mul",
+    lax.mulhi_p: "mul_hi",
     lax.div_p: "div",
     lax.rem_p: "rem",
     lax.max_p: "max",
