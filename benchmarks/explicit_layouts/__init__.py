@@ -23,7 +23,7 @@ sources.install()
 FAMILIES = {
     "dense": ("dense", "epilogue", "exchange"),
     "mixed": ("mixed", "exchange"),
-    "ragged": ("ragged_common", "ragged", "transposed_ragged"),
+    "ragged": ("ragged_common", "ragged", "transposed_ragged", "transposed_tiles"),
     "forward": ("forward",),
     "backward": ("backward_tiles", "backward_rows", "backward_worker"),
     "decode": ("decode", "combine"),
@@ -75,6 +75,7 @@ def _replacements() -> tuple[tuple[str, str, Any], ...]:
         mixed,
         ragged,
         transposed_ragged,
+        transposed_tiles,
     )
     from explicit_layouts.epilogue import Epilogue
     from pallasite_hopper.ops.decode import api as decode_api
@@ -88,6 +89,7 @@ def _replacements() -> tuple[tuple[str, str, Any], ...]:
         ("mixed.api", "_kernel", kept(mixed.build)),
         ("ragged.api", "kernel", ragged),
         ("ragged.api", "transposed_kernel", transposed_ragged),
+        ("ragged.api", "transposed_tiles", transposed_tiles),
         ("flash.api", "_kernel", kept(forward.build)),
         ("flash.backward", "backward_rows", backward_rows),
         ("flash.backward", "backward_tiles", backward_tiles),

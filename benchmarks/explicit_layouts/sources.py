@@ -29,6 +29,7 @@ ORIGINALS = {
     "ragged_common": f"{LIBRARY}.ragged.common",
     "ragged": f"{LIBRARY}.ragged.kernel",
     "transposed_ragged": f"{LIBRARY}.ragged.transposed_kernel",
+    "transposed_tiles": f"{LIBRARY}.ragged.transposed_tiles",
     "forward": f"{LIBRARY}.flash.forward",
     "backward_tiles": f"{LIBRARY}.flash.backward_tiles",
     "backward_rows": f"{LIBRARY}.flash.backward_rows",

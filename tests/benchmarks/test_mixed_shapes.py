@@ -40,4 +40,4 @@ def test_ways() -> None:
         every = mixed_shapes.listed(case, tuple(mixed_shapes.WAYS))
         assert all(one.stages > 2 or one.tile_k == 128 for one in every)
         assert len({mixed_shapes.describe(one) for one in every}) == len(every)
-        assert {one.tile_n for one in every} == {128, 256}
+        assert {128, 256} <= {one.tile_n for one in every} <= {64, 128, 256}
