@@ -66,16 +66,15 @@ def kept_so(monkeypatch):
 @pytest.mark.parametrize(
     ("rows", "columns", "dtype", "plan", "centered", "residual"),
     [
-        (37, 801, BF16, Kept(1, 1, 801, 3, 2), True, False),  # The last row ends within a vector.
-        (40, 801, BF16, Kept(1, 1, 801, 2, 2), False, True),  # The last one ends at its end.
-        (37, 803, BF16, Kept(1, 4, 803, 3, 1), True, False),  # Four teams of a block.
-        (21, 1147, BF16, Kept(2, 1, 640, 3, 2), True, True),
-        (13, 1147, F32, Kept(2, 2, 640, 2, 1), True, False),
-        (13, 1147, F16, Kept(3, 1, 384, 4, 1, kept=False, held=False), True, False),
-        (29, 1112, BF16, Kept(2, 1, 560, 3, 2, kept=False), True, False),  # Whole vectors.
-        (29, 1112, F32, Kept(1, 1, 1112, 3, 2), False, False),
-        (5, 1112, BF16, Kept(3, 1, 376, 4, 1, held=False), True, False),  # Fewer than stages.
-        (3, 1030, BF16, Kept(1, 2, 1030, 2, 2), True, False),  # Fewer than teams.
+        (37, 801, BF16, Kept(1, 801, 3, 2), True, False),  # The last row ends within a vector.
+        (40, 801, BF16, Kept(1, 801, 2, 2), False, True),  # The last one ends at its end.
+        (21, 1147, BF16, Kept(2, 640, 3, 2), True, True),
+        (13, 1147, F32, Kept(2, 640, 2, 1), True, False),
+        (13, 1147, F16, Kept(3, 384, 4, 1, kept=False, held=False), True, False),
+        (29, 1112, BF16, Kept(2, 560, 3, 2, kept=False), True, False),  # Whole vectors.
+        (29, 1112, F32, Kept(1, 1112, 3, 2), False, False),
+        (5, 1112, BF16, Kept(3, 376, 4, 1, held=False), True, False),  # Fewer than stages.
+        (3, 1030, BF16, Kept(1, 1030, 2, 2), True, False),  # Fewer than blocks.
     ],
 )
 def test_gradients(rows, columns, dtype, plan, centered, residual, kept_so):

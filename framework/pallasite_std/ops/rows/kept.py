@@ -1,8 +1,9 @@
 """Kernels over rows that lanes read once from shared memory, and keep in registers.
 
-Teams of warpgroups work on rows of their own, each with its own copies on their way, and wait for
-no other team. So there are few instructions for an element, also where rows begin within vectors
-and lanes take elements one by one; what a team waits for in its reductions, others hide.
+Blocks of few warpgroups, of which a multiprocessor has several, work on rows of their own, with
+their own copies on their way. So there are few instructions for an element, also where rows begin
+within vectors and lanes take elements one by one; what a block waits for in its reductions, others
+hide.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from pallasite_std.ops.rows.kernel import (
     Exchange,
     Rows,
     Work,
-    await_all,
     in_step,
 )
 from pallasite_std.ops.rows.tiling import BUSY_ROWS, LANES, VECTOR_BYTES, RowTiling, size_of
@@ -39,18 +39,15 @@ class Kept:
     """How rows are shared, and fetched before their turn.
 
     Attributes:
-      threads: warpgroups of a team, which share a row.
-      teams: of a block, each with rows of its own.
-      chunk: columns of each warpgroup but for the last one of a team, which has those that are
-        left.
-      stages: rows of a team in shared memory.
+      threads: warpgroups of a block, which share a row.
+      chunk: columns of each of them but for the last one, which has those that are left.
+      stages: rows in shared memory.
       resident: blocks of a multiprocessor.
       kept: whether registers keep what has been read from shared memory.
       held: whether vectors with an element for each column stay in registers.
     """
 
     threads: int
-    teams: int
     chunk: int
     stages: int
     resident: int
@@ -203,7 +200,7 @@ def kept_plan(
                 room = (shared_memory // resident - beside) // row
                 wanted = 1 + -(-_IN_FLIGHT // (resident * row))
                 stages = min(room, max(3, wanted), _MOST_STAGES)
-                best = cost, Kept(threads, 1, chunk, stages, resident, kept, held)
+                best = cost, Kept(threads, chunk, stages, resident, kept, held)
     return None if best is None else best[1]
 
 
@@ -249,8 +246,7 @@ def kept_row_kernel(
       out_types: of the results: matrices, or with an element for each row, then sums.
       params: ``CompilerParams``.
     """
-    threads, teams, chunk = plan.threads, plan.teams, plan.chunk
-    parts, units = threads * teams, blocks * teams
+    threads, chunk = plan.threads, plan.chunk
     vector = VECTOR_BYTES // min(map(size_of, dtypes))
     flat = columns % vector > 0
     last = columns - (threads - 1) * chunk
@@ -263,10 +259,8 @@ def kept_row_kernel(
         return -(-(width + vector - 1) // vector) * vector if flat else width
 
     def on_rows(*refs: Any, **scratch: Any) -> None:
-        part = lax.axis_index("part") if parts > 1 else jnp.int32(0)
-        team = lax.div(part, threads) if teams > 1 else 0
-        thread: Any = lax.rem(part, threads) if threads > 1 else 0
-        given = functools.partial(over_rows, part, team, refs, **scratch)
+        thread: Any = lax.axis_index("part") if threads > 1 else 0
+        given = functools.partial(over_rows, thread, refs, **scratch)
         if (last == chunk and not flat) or threads == 1:
             given(thread=thread, width=last)
             return
@@ -274,11 +268,10 @@ def kept_row_kernel(
         pl.when(thread == threads - 1)(lambda: given(thread=threads - 1, width=last))
 
     def over_rows(
-        part: Any, team: Any, refs: Sequence[Any], *, thread: Any, width: int, loaded: Any,
-        partials: Any = None, combined: Any = None, folded: Any = None, done: Any = None,
-        **buffers: Any,
+        part: Any, refs: Sequence[Any], *, thread: Any, width: int, loaded: Any,
+        partials: Any = None, combined: Any = None, **buffers: Any,
     ) -> None:  # fmt: skip
-        unit = lax.axis_index("block") * teams + team
+        unit = lax.axis_index("block")
         first, sources = thread * chunk, refs[: len(dtypes)]
         window = pl.ds(first, width)
         tiling = RowTiling(1, threads, width, width * threads)
@@ -290,20 +283,20 @@ def kept_row_kernel(
                 held[id(refs[one])] = values
                 continue
             there = buffers[f"vector_{one}"]
-            near[id(refs[one])] = (there.at[part] if parts > 1 else there).at[pl.ds(0, width)]
+            near[id(refs[one])] = (there.at[part] if threads > 1 else there).at[pl.ds(0, width)]
             near[id(refs[one])][...] = values
         barriers = loaded.at[pl.ds(part * plan.stages, plan.stages)]
         # What ends behind the last whole vector is the last warpgroup's.
         ends = flat and isinstance(thread, int) and thread == threads - 1
 
         def row_of(step: Any) -> Any:
-            return unit + step * units
+            return unit + step * blocks
 
         def start_of(row: Any) -> Any:
             return lax.rem(row * columns + first, vector) if flat else 0
 
         def places(stage: Any) -> list[Any]:
-            there = (stage, part) if parts > 1 else stage
+            there = (stage, part) if threads > 1 else stage
             return [buffers[f"staged_{number}"].at[there] for number in range(len(dtypes))]
 
         def fetch(step: Any, stage: Any) -> None:
@@ -347,8 +340,7 @@ def kept_row_kernel(
             exchange = None
             if threads > 1:
                 slot = lax.rem(step, 2) * exchanges
-                own = (partials.at[team], combined.at[team]) if teams > 1 else (partials, combined)
-                exchange = Exchange(threads, *own, first=slot)
+                exchange = Exchange(threads, partials, combined, first=slot)
             there = near | {
                 id(source): place.at[pl.ds(start_of(row), width)]
                 for source, place in zip(sources, places(stage), strict=True)
@@ -367,28 +359,11 @@ def kept_row_kernel(
             in_step([body(block, *refs)], [block], add)
             return (*so_far, *following)
 
-        steps = lax.div(rows - unit + (units - 1), units)
+        steps = lax.div(rows - unit + (blocks - 1), blocks)
         carry = (*(ordered(jnp.zeros((width,), jnp.float32)),) * sums, *early(jnp.int32(0)))
         carry = over_steps(steps, plan.stages, barriers, fetch, work, carry)
-        if not sums:
-            return
-        totals = carry[:sums]
-        group = lax.axis_index("block")
-        if teams == 1:
-            finish(first, group, totals, *refs)
-            return
-
-        def with_others() -> tuple[Any, ...]:
-            return tuple(one + folded[number, window] for number, one in enumerate(totals))
-
-        def put(turn: int) -> None:
-            for number, one in enumerate(with_others() if turn else totals):
-                folded[number, window] = one
-
-        for turn in range(teams - 1):
-            pl.when(team == turn)(functools.partial(put, turn))
-            await_all(done)
-        pl.when(team == teams - 1)(lambda: finish(first, group, with_others(), *refs))
+        if sums:
+            finish(first, unit, carry[:sums], *refs)
 
     count = len(out_types) - sums
     flattened = [
@@ -396,27 +371,19 @@ def kept_row_kernel(
     ]
     scratch: dict[str, Any] = {
         f"staged_{number}": plgpu.SMEM(
-            (plan.stages, *((parts,) if parts > 1 else ()), place_of(chunk)), dtype
+            (plan.stages, *((threads,) if threads > 1 else ()), place_of(chunk)), dtype
         )
         for number, dtype in enumerate(dtypes)
     }
-    scratch["loaded"] = plgpu.Barrier(num_arrivals=len(dtypes), num_barriers=plan.stages * parts)
+    scratch["loaded"] = plgpu.Barrier(num_arrivals=len(dtypes), num_barriers=plan.stages * threads)
     if threads > 1:
-        slots = (2 * exchanges, threads)
-        scratch["partials"] = plgpu.SMEM((teams, *slots) if teams > 1 else slots, jnp.float32)
-        scratch["combined"] = (
-            plgpu.Barrier(num_arrivals=threads, num_barriers=teams)
-            if teams > 1
-            else plgpu.Barrier(num_arrivals=threads)
-        )
-    if sums and teams > 1:
-        scratch["folded"] = plgpu.SMEM((sums, columns), jnp.float32)
-        scratch["done"] = plgpu.Barrier(num_arrivals=parts)
-    arguments: dict[str, Any] = dict(num_threads=parts, thread_name="part") if parts > 1 else {}
+        scratch["partials"] = plgpu.SMEM((2 * exchanges, threads), jnp.float32)
+        scratch["combined"] = plgpu.Barrier(num_arrivals=threads)
+    arguments: dict[str, Any] = dict(num_threads=threads, thread_name="part") if threads > 1 else {}
 
     @functools.lru_cache(maxsize=8)
     def kernel_of(*vector_types: np.dtype[Any]) -> Callable[..., tuple[jax.Array, ...]]:
-        shape = (parts, chunk) if parts > 1 else (chunk,)
+        shape = (threads, chunk) if threads > 1 else (chunk,)
         of_vectors = {
             f"vector_{one}": plgpu.SMEM(shape, dtype)
             for one, dtype in zip(vectors, vector_types, strict=True)

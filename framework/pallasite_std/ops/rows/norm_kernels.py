@@ -724,7 +724,7 @@ def backward(
         )  # fmt: skip
     plan = _kept(norm, rows, columns, dtype, multiprocessors, shared_memory)
     if plan is not None:
-        blocks = fewest(-(-rows // plan.teams), multiprocessors * plan.resident)
+        blocks = fewest(rows, multiprocessors * plan.resident)
         out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
 
         def finish_kept(first: Any, block: Any, sums: tuple[Any, ...], *refs: Any) -> None:
