@@ -195,3 +195,64 @@ def test_no_products(matmul):
     """A batch dimension of no elements."""
     result = jax.vmap(matmul)(drawn(0, M, K), drawn(0, K, N))
     assert result.shape == (0, M, N)
+
+
+GATED = {"hopper": hopper_ops.gated_matmul, "portable": ops.gated_matmul}
+MIXED = {"hopper": hopper_ops.mixed_matmul, "portable": ops.mixed_matmul}
+
+
+@pytest.mark.parametrize("target", GATED)
+@pytest.mark.parametrize("axes", [(0, None, None), (0, 0, 0), (None, 0, None)])
+def test_gated(target, axes):
+    """Gated products, and their gradients, of many matrices or many weights."""
+    gated = GATED[target]
+    a, *weights = drawn(COUNT, M, K), drawn(COUNT, K, N, seed=1), drawn(COUNT, K, N, seed=2)
+    arrays = [a, *(w / 8 for w in weights)]
+    given = [x if axis == 0 else x[0] for x, axis in zip(arrays, axes, strict=True)]
+
+    def expected(a, gate, up):
+        a, gate, up = (x.astype(jnp.float32) for x in (a, gate, up))
+        return jax.nn.silu(a @ gate) * (a @ up)
+
+    agree(jax.jit(jax.vmap(gated, axes))(*given), jax.vmap(expected, axes)(*given))
+
+    def gradient(function):
+        each = jax.vmap(lambda *given: function(*given).astype(jnp.float32).sum(), axes)
+        return jax.jit(jax.grad(lambda *given: each(*given).sum(), (0, 1, 2)))(*given)
+
+    for one, other in zip(gradient(gated), gradient(expected), strict=True):
+        agree(one, other, 2e-2)
+
+
+@pytest.mark.parametrize("target", MIXED)
+@pytest.mark.parametrize("axes", [(0, None, None), (0, 0, None), (0, 0, 0)])
+def test_mixed(target, axes):
+    """Narrow weights that all matrices share, or of each."""
+    mixed = MIXED[target]
+    weights = np.random.default_rng(3).integers(-128, 128, (COUNT, N, K)).astype(np.int8)
+    a, scales = drawn(COUNT, M, K), drawn(COUNT, N, dtype=jnp.float32, seed=4)
+    arrays = (a, jnp.asarray(weights), scales)
+    given = [x if axis == 0 else x[0] for x, axis in zip(arrays, axes, strict=True)]
+
+    def product(a, b, scales):
+        return mixed(a, b, scales=scales, transpose_b=True)
+
+    def expected(a, b, scales):
+        return a.astype(jnp.float32) @ b.T.astype(jnp.float32) * scales
+
+    result = jax.jit(jax.vmap(product, axes))(*given)
+    agree(result, jax.vmap(expected, axes)(*given))
+
+
+def test_rows_of_one_product():
+    """Gated products and those with narrow weights have one kernel for all rows, too."""
+    a, weight = drawn(COUNT, 128, 128), drawn(128, 256)
+    narrow = jnp.ones((256, 128), jnp.int8)
+    for function, operands in (
+        (hopper_ops.gated_matmul, (weight, weight)),
+        (lambda a, b: hopper_ops.mixed_matmul(a, b, transpose_b=True), (narrow,)),
+    ):
+        axes = (0, *(None for _ in operands))
+        several = kernels(jax.vmap(function, axes), a, *operands)
+        joined = kernels(function, a.reshape(-1, 128), *operands)
+        assert [one.ptx for one in several] == [one.ptx for one in joined]

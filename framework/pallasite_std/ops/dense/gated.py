@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.activations import check_activation
 from pallasite_std.ops.arguments import in_32_bits, matched, zeros
+from pallasite_std.ops.dense.batching import rows_joined
 from pallasite_std.ops.rows.arguments import FLOATS, names
 from pallasite_std.ops.rows.gated import Activation, gated_activation
 
@@ -61,14 +63,19 @@ def gated_product(
       composition: the same of operations that have derivatives.
     """
 
+    def joined(activation: Activation, *arrays: Any) -> jax.Array:
+        # Of many weights, products have a kernel for all of them.
+        ways = (functools.partial(one, activation) for one in (run, composition))
+        return rows_joined(*ways)(*arrays)
+
     def forward(activation: Activation, *arrays: Any) -> tuple[Any, Any]:
-        return run(activation, *arrays), arrays
+        return joined(activation, *arrays), arrays
 
     def backward(activation: Activation, arrays: Any, d_out: Any) -> tuple[Any, ...]:
         _, pull_back = jax.vjp(lambda *given: composition(activation, *given), *arrays)
         return tuple(pull_back(d_out))
 
-    wrapped: Any = jax.custom_vjp(run, nondiff_argnums=(0,))
+    wrapped: Any = jax.custom_vjp(joined, nondiff_argnums=(0,))
     wrapped.defvjp(in_32_bits(forward), in_32_bits(backward))
 
     def operation(a: Any, gate: Any, up: Any, activation: Activation) -> jax.Array:

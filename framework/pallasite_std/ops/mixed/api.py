@@ -68,12 +68,12 @@ def mixed_matmul(
         config=config,
         config_type=MatmulConfig,
     )
-    return multiplied(mixed, functools.partial(_run, mixed, config), operands)
+    return multiplied(mixed, functools.partial(_run, config), operands)
 
 
 def _run(
-    mixed: MixedProblem,
     config: MatmulConfig | None,
+    mixed: MixedProblem,
     a: jax.Array,
     b: jax.Array,
     *scales: jax.Array,

@@ -20,6 +20,7 @@ from pallasite_std.ops.arguments import (
     without_derivatives,
     zeros,
 )
+from pallasite_std.ops.dense.batching import rows_joined
 
 _ACTIVATIONS = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 _OUT_DTYPES = (*_ACTIVATIONS, np.dtype(np.float32))
@@ -113,11 +114,21 @@ def mixed_call(
 def multiplied(
     problem: MixedProblem, run: Callable[..., jax.Array], operands: tuple[jax.Array, ...]
 ) -> jax.Array:
-    """The result of a kernel, which has no derivatives; zeros where there are no products."""
+    """The result of a kernel, which has no derivatives; zeros where there are no products.
+
+    Args:
+      problem: what is multiplied.
+      run: of the problem and the operands; under ``jax.vmap``, the rows of several may be joined.
+      operands: of the kernel.
+    """
     if 0 in (problem.m, problem.n, problem.k):
         return zeros((problem.m, problem.n), problem.out_dtype, *operands)
     hint = "multiply by weights of the dtype of the activations, with matmul()"
-    return without_derivatives("mixed_matmul", hint, run)(*operands)
+
+    def product(a: jax.Array, *others: jax.Array) -> jax.Array:
+        return run(dataclasses.replace(problem, m=a.shape[0]), a, *others)
+
+    return without_derivatives("mixed_matmul", hint, rows_joined(product))(*operands)
 
 
 def _check(array: Any, what: str, dtypes: tuple[Any, ...]) -> None:

@@ -72,10 +72,10 @@ def mixed_matmul(
         config=config,
         config_type=MixedConfig,
     )
-    return multiplied(problem, functools.partial(_attempt, problem, config), operands)
+    return multiplied(problem, functools.partial(_attempt, config), operands)
 
 
-def _attempt(problem: MixedProblem, config: MixedConfig | None, *operands: jax.Array) -> jax.Array:
+def _attempt(config: MixedConfig | None, problem: MixedProblem, *operands: jax.Array) -> jax.Array:
     if config is None:
         config = _choose(problem, operands)
     if problem.group:
