@@ -239,9 +239,9 @@ def _tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
 
 
 def _larger_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]]:
-    """The same of the transposed GEMM, as large as registers allow; none where rows of a lie along
-    m, of which a multiple of 64 would have to fill each half of a tile."""
-    if sizes.size != 2 or sizes.transpose_a:
+    """The same of the transposed GEMM, as large as registers allow; where rows of a lie along m, a
+    multiple of 64 columns fills each half of a tile."""
+    if sizes.size != 2:
         return
     m, n = sizes.m, sizes.n
     for tile_m, least, most, split in _LARGER_TILES:
@@ -250,6 +250,8 @@ def _larger_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, int]]
         counts = {rounds * H200.multiprocessors // across for rounds in (1, 2, 3, 4)}
         counts |= {-(-m // most), -(-m // most) + 1, -(-m // least)}
         widths = {-(-m // (multiple * count)) * multiple for count in counts if count}
+        if sizes.transpose_a:
+            widths = {128 if split == "n" else 64}
         for columns in sorted(widths):
             if least <= columns <= most:
                 tile = MatmulConfig(
