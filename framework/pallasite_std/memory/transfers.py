@@ -340,6 +340,7 @@ def store_array(
         if places is None or any(part in places for part in access.parts)
     ]
     for guards, accesses in guarded_groups(everything).items():
+        accesses = _together(reference, plan, accesses)
         with where_elements(launch, layout, guards):
             for access in accesses:
                 value = piece_of(values, access.parts, plan.element_bits, bool(guards))
@@ -348,6 +349,38 @@ def store_array(
             # Else LLVM repeats what follows in either branch, up to where it branches like that
             # again. This is convergent, and nothing.
             ops.inline_assembly("", "")
+
+
+def _together(
+    reference: MemoryReference, plan: AccessPlan, accesses: Sequence[Access]
+) -> list[Access]:
+    """Accesses with the same guards, where memory does not begin at a multiple of theirs: those to
+    neighbours, of one register, that fill a larger one at a multiple of its size are made at once.
+    """
+    bits = reference.element_bits
+    known = math.gcd(reference.alignment, *(one.divisor * bits // 8 for one in reference.dynamic))
+    most = math.gcd(known, 16, *(term.stride * bits // 8 for term in plan.thread_terms))
+    if bits < 8 or plan.swizzle != 16 or most <= max(plan.width_bytes, reference.offset_alignment):
+        return list(accesses)
+    rest, found = sorted(accesses, key=lambda access: access.offset), list[Access]()
+    while rest:
+        first = (reference.offset + rest[0].offset) * bits // 8
+        size = math.gcd(first, most)
+        while True:
+            parts: tuple[tuple[int, int], ...] = ()
+            count = 0
+            for one in rest:
+                follows = one.offset == rest[0].offset + len(parts)
+                same = one.parts[0][0] == rest[0].parts[0][0]
+                if not (follows and same) or len(parts) * bits // 8 >= size:
+                    break
+                parts, count = parts + one.parts, count + 1
+            if count == 1 or len(parts) * bits // 8 == size:
+                break
+            size //= 2
+        found.append(dataclasses.replace(rest[0], parts=parts))
+        rest = rest[count:]
+    return found
 
 
 def remote_pointer(reference: MemoryReference) -> MemoryReference:
