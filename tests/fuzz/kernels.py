@@ -231,6 +231,7 @@ class Generator:
             *[self.slice] * 2,
             *(self.reshape, self.transpose, self.concatenate, self.pad, self.reverse, self.cast),
             *(self.cumulative, self.order, self.gather, self.dynamic_slice, self.select),
+            *[self.scatter] * 2,
             *(self.loop, self.branch, self.shared, self.shared, self.index_of_extreme, self.tile),
             *(self.copied_input, self.through_global, self.updated, self.updated),
             self.pipelined_input,
@@ -534,6 +535,30 @@ class Generator:
             return jnp.take(pool[i], places, axis, mode="clip")
 
         self.add(f"take {i} at {j} along {axis}", step, i, j, exact=True)
+
+    def scatter(self) -> None:
+        """Rows at indices that the kernel computes are changed; some indices are beyond the end."""
+        i = self.pick(lambda value: value.shape != () and value.dtype != np.bool_)
+        j = self.pick(lambda value: value.exact and value.dtype != np.bool_)
+        if i is None or j is None:
+            return
+        own = self.values[i]
+        names = ["set", "max", "min", "apply"]
+        if not own.is_float:
+            names += ["add", "multiply"]
+        elif own.dtype == np.float32:
+            names += ["add"]  # Narrower sums depend on what is rounded.
+        name = self.choose.choice(names)
+        changed = jnp.negative if own.is_float else lambda x: (x >> 1) + 3
+
+        def step(m: Machine, pool: list[Any]) -> Any:
+            numbers = jnp.clip(pool[j], -99, 99).astype(jnp.int32).ravel()[:32]
+            places = jnp.abs(numbers) % (own.shape[0] + 2)
+            update = getattr(pool[i].at[places], name)
+            return update(changed if name == "apply" else np.asarray(3, own.dtype), mode="drop")
+
+        exact = name != "add" or not own.is_float
+        self.add(f"{name} {i} at {j}", step, i, j, exact=exact)
 
     def dynamic_slice(self) -> None:
         """A part that begins where the kernel says."""
