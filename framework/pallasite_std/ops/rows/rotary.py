@@ -67,7 +67,7 @@ def rotary_embedding(
         raise InvalidTypeError(
             "so many elements of a head cannot be rotated",
             got=f"rotary_dim {rotated}, heads of {head_dim}",
-            expected="an even number, at most that of a head",
+            expected="a positive even number, at most that of a head",
         )
     if positions.shape not in ((tokens,), (*lead, tokens)):
         raise InvalidTypeError(
