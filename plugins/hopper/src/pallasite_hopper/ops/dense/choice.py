@@ -16,6 +16,7 @@ from pallasite_hopper.ops.dense.candidates import (
     candidates,
     further_candidates,
     usual_columns,
+    with_most_stages,
 )
 from pallasite_hopper.ops.dense.config import SHARED_MEMORY, MatmulConfig
 from pallasite_hopper.ops.dense.cost import (
@@ -103,6 +104,9 @@ _LEAST_GAIN = 0.05
 """What a second kernel has to gain by the estimate."""
 _MOST_ROUNDS, _MOST_LEFT = 12, 0.7
 """Rounds of tiles, and share of the last one, for which it may."""
+_MOST_WRITTEN, _LARGE_RESULT, _SHORT = 2, 3, 128
+"""Times as many bytes as of the operands, and as the L2 cache has, that a result has to have to be
+what takes time, and elements along k at most."""
 _LISTED, _FURTHER = 24, 6
 """So many are tried when tuning, besides other orders of tiles for the first, and so many of those
 that the estimate has not been fitted to."""
@@ -126,7 +130,28 @@ def default_config(sizes: Sizes, chip: str | None = None) -> MatmulConfig:
       chip: see :func:`chip_of`; by default that of the device on which operations run.
     """
     chip = chip or this_chip()
+    written = _large_result_config(sizes)
+    if written is not None:
+        return written
     return one_round_config(sizes, chip) or _with_rest(sizes, chip) or _by_estimate(sizes, chip)[0]
+
+
+def _large_result_config(sizes: Sizes) -> MatmulConfig | None:
+    """The configuration of products that take as long as memory takes to write a result much larger
+    than the L2 cache: tiles of the transposed GEMM, each of whose warpgroups writes 128 columns of
+    the result at a time (2026-11, an H200: 12 % less than tiles of 128 x 256 for 2048x152064x2,
+    where warpgroups write 64 at a time, 6 % for 28672x11008x3, 5 % for 11008x7168x23; the same for
+    84 to 119 megabytes; four tiles of rows before those of other columns)."""
+    written = sizes.m * sizes.n * sizes.out_size
+    moved = (sizes.m + sizes.n) * sizes.k * sizes.size
+    large = written > max(_MOST_WRITTEN * moved, _LARGE_RESULT * H200.cache)
+    if sizes.size != 2 or not large or sizes.k > _SHORT or min(sizes.m, sizes.n) < 256:
+        return None
+    config = MatmulConfig(
+        swap=True, tile_m=256, tile_n=128, stages=2, split="m", group=4, grid_minor="n"
+    )
+    config = with_most_stages(config, sizes.size, sizes.out_size)
+    return config if config.fits(sizes.size, sizes.out_size) else None
 
 
 @functools.lru_cache(maxsize=1024)
