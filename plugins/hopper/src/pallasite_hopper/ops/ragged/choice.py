@@ -53,10 +53,13 @@ _REFINED = 16
 """So many of the best by their mean work are compared by the block that has most of it, besides
 those that are not of the transposed GEMM."""
 _LEAST_GAIN, _MANY_TILES, _BY_MEMORY = 0.08, 4, 0.6
-"""What tiles of the transposed GEMM have to gain by the estimate: of 13 shapes with groups cut at
-random or equal, those that gained less were up to 14 % slower. Not if warpgroups take turns and a
-group has so many tiles that few are narrow (8192x4096x4096 in 8 groups: 373 and 389 µs), nor if
-reading the matrices takes that share of the time (2987x8192x8192 in 16: 609 and 730)."""
+"""What tiles of the transposed GEMM have to gain by the estimate: of 18 shapes with groups cut at
+random or equal, five that should have gained 1 to 7 % took 2 to 17 % more, one that should have
+gained 2 % took 14 % less. Not if warpgroups take turns and a group has so many tiles that few are
+narrow (8192x4096x4096 in 8 groups: 373 and 389 µs), nor if reading the matrices takes that share of
+the time (2987x8192x8192 in 16: 609 and 730)."""
+_IN_ORDER = 0.03
+"""What narrow tiles in the order of all tiles have to gain, which were timed with equal sizes."""
 _ROUNDS = (8, 16)
 """Rounds of tiles whose difference is the time of a round."""
 
@@ -119,7 +122,9 @@ def _rank(config: RaggedConfig, groups: Groups, chip: str) -> float:
     many = groups.m >= _MANY_TILES * groups.count * tiles.tile_n
     many &= tiles.alternate and config.last
     matrices = groups.n * groups.k * groups.count * 2 / memory_rate(Sizes(1, 1, 1, 2, 2), chip)
-    return time if many or matrices > _BY_MEMORY * time else time * (1 + _LEAST_GAIN)
+    if matrices > _BY_MEMORY * time:
+        return time
+    return time * (1 + _LEAST_GAIN * (not many) + _IN_ORDER * (not config.last))
 
 
 def _configs(groups: Groups) -> Iterator[RaggedConfig]:
