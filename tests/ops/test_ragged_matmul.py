@@ -52,6 +52,20 @@ def test_targets(target):
     assert error(transposed, transposed_reference(exact(a), exact(result), sizes)) < 4e-3
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_sizes_that_are_none(target):
+    """More rows than there are: kernels end, and groups before the first such one are right."""
+    a, b = random(1, (70, 40), "bfloat16"), random(2, (4, 40, 48), "bfloat16")
+    c = random(3, (70, 48), "bfloat16")
+    sizes = jnp.asarray([20, 30, 2**30, 2**30])
+    with on(target):
+        result = pallasite.ops.ragged_matmul(a, b, sizes)
+        transposed = pallasite.ops.transposed_ragged_matmul(a, c, sizes)
+    assert error(result[:50], reference(exact(a), exact(b), [20, 30, 0, 0])[:50]) < 4e-3
+    expected = transposed_reference(exact(a), exact(c), [20, 30, 20, 0])
+    assert error(transposed[:2], expected[:2]) < 4e-3
+
+
 @pytest.mark.parametrize(
     ("dtype", "shape", "sizes", "transpose"),
     [

@@ -147,7 +147,7 @@ def build_transposed(problem: Problem, config: MatmulConfig) -> Callable[..., ja
         first_row, first_column = lax.axis_index("row") * tile_m, lax.axis_index("column") * tile_n
 
         def size_of(group: Any) -> Any:
-            return lax.max(sizes[group], jnp.int32(0))
+            return lax.min(lax.max(sizes[group], jnp.int32(0)), jnp.int32(problem.m))
 
         start = lax.fori_loop(0, group, lambda one, total: total + size_of(one), jnp.int32(0))
         end = lax.min(start + size_of(group), problem.m)

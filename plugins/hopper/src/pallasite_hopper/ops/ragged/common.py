@@ -48,6 +48,12 @@ def roles(memory: Callable[[], None], compute: Callable[[Any], None]) -> None:
     pl.when(warpgroup < COMPUTE)(multiply)
 
 
+def group_rows(size: Any, rows: int) -> Any:
+    """The rows of a group: of sizes that are none, as many as there can be, so that every loop over
+    them ends."""
+    return lax.min(lax.max(size, jnp.int32(0)), jnp.int32(rows))
+
+
 @dataclasses.dataclass(frozen=True)
 class Stages:
     """A circular buffer of stages in shared memory, with their full and empty barriers."""

@@ -29,6 +29,7 @@ from pallasite_hopper.ops.ragged.common import (
     PARAMS,
     Stages,
     columns_of,
+    group_rows,
     roles,
     staging,
     write,
@@ -210,7 +211,7 @@ class _Loop:
         """Units of work and rows of all groups."""
         units, rows = jnp.int32(0), jnp.int32(0)
         for group in range(self.problem.groups):  # All loads are on their way at once.
-            size = lax.max(sizes[group], jnp.int32(0))
+            size = group_rows(sizes[group], self.problem.m)
             units, rows = units + self._units_of(size), rows + size
         return units, rows
 
@@ -255,7 +256,7 @@ class _Loop:
         groups = self.problem.groups
 
         def size_of(group: Any) -> Any:
-            return lax.max(sizes[jnp.minimum(group, groups - 1)], jnp.int32(0))
+            return group_rows(sizes[jnp.minimum(group, groups - 1)], self.problem.m)
 
         def passed(place: Any) -> Any:
             index, group, _, size = place

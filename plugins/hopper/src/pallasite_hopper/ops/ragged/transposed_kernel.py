@@ -23,6 +23,7 @@ from pallasite_hopper.ops.ragged.common import (
     PARAMS,
     Stages,
     columns_of,
+    group_rows,
     roles,
     staging,
     write,
@@ -149,7 +150,7 @@ class _Loop:
         count = lax.div(self.tiles * self.problem.groups - 1 - block, blocks) + 1
 
         def size_of(group: Any) -> Any:
-            return lax.max(sizes[group], jnp.int32(0))
+            return group_rows(sizes[group], self.problem.m)
 
         def one(number: Any, state: Any) -> Any:
             group, start, carry = state

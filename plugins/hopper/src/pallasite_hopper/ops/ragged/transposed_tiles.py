@@ -24,6 +24,7 @@ from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.kernel import Item, MatmulLoop
 from pallasite_hopper.ops.dense.kernel import build as build_gemm
 from pallasite_hopper.ops.dense.run import useful
+from pallasite_hopper.ops.ragged.common import group_rows
 from pallasite_hopper.ops.ragged.config import RaggedConfig
 from pallasite_hopper.ops.ragged.kernel import Problem
 from pallasite_std.api import Epilogue, MatmulProblem
@@ -97,7 +98,7 @@ class _GroupedLoop(MatmulLoop):
     # Which tiles --------------------------------------------------------------------------------
 
     def _size_of(self, group: Any) -> Any:
-        return lax.max(self.sizes[group], jnp.int32(0))
+        return group_rows(self.sizes[group], self.problem.n)
 
     def _first(self, size: Any) -> Any:
         """Tiles along the rows of a group that do not come last: those of full width, or all."""
