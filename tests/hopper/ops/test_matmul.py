@@ -551,6 +551,17 @@ def test_float32_by_xla(monkeypatch, transpose_a):
         pallasite.compile_all(several, a, b, target="sm_90a")
 
 
+@pytest.mark.parametrize("order", [*itertools.product((False, True), repeat=2)])
+def test_large_results_of_short_products(order):
+    """What takes time is to write the result: tiles are visited along its rows."""
+    config = default_config(Sizes(4096, 32768, 24, 2, 2, *order))
+    assert (config.swap, config.tile_m, config.grid_minor) == (True, 256, "n")
+    options = {"transpose_a": order[0], "transpose_b": order[1], "config": config}
+    assert relative_error(*product(392, 776, 24, **options)) < 4e-3
+    small = default_config(Sizes(512, 1024, 24, 2, 2, *order))
+    assert small.tile_m * small.tile_n < config.tile_m * config.tile_n
+
+
 def test_last_round_of_tiles():
     """Where it would leave most multiprocessors without work, blocks share its tiles, or what is
     left has tiles of its own."""

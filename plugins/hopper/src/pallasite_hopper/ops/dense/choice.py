@@ -142,8 +142,8 @@ def _large_result_config(sizes: Sizes) -> MatmulConfig | None:
     the result at a time (2026-11, an H200: 12 % less than tiles of 128 x 256 for 2048x152064x2,
     where warpgroups write 64 at a time, 6 % for 28672x11008x3, 5 % for 11008x7168x23; the same for
     84 to 119 megabytes; four tiles of rows before those of other columns)."""
-    written = sizes.m * sizes.n * sizes.out_size
-    moved = (sizes.m + sizes.n) * sizes.k * sizes.size
+    written = sizes.m * sizes.n * sizes.out_size * sizes.batch
+    moved = (sizes.m + sizes.n) * sizes.k * sizes.size * sizes.batch
     large = written > max(_MOST_WRITTEN * moved, _LARGE_RESULT * H200.cache)
     if sizes.size != 2 or not large or sizes.k > _SHORT or min(sizes.m, sizes.n) < 256:
         return None
@@ -164,8 +164,8 @@ def batched_config(sizes: Sizes) -> MatmulConfig | None:
         if one.cluster_blocks * one.parts * one.split_k * one.last_parts * one.resident == 1
         and not one.epilogue_in_stages
     )
-    chip = this_chip()
-    return min(found, key=functools.partial(_rank, sizes, chip=chip), default=None)
+    rank = functools.partial(_rank, sizes, chip=this_chip())
+    return _large_result_config(sizes) or min(found, key=rank, default=None)
 
 
 @functools.lru_cache(maxsize=1024)
