@@ -477,3 +477,20 @@ def test_second_derivatives_say_what_has_them(target):
     message = "derivative of attention has no derivatives(.|\n)*jax.nn.dot_product_attention has"
     with on(target), pytest.raises(UnsupportedError, match=message):
         jax.eval_shape(jax.grad(slope), q)
+
+
+def test_gradient_of_a_bias_that_many_queries_share():
+    """It is a sum over all of them, and not in the dtype of the bias."""
+    q, k, v = (
+        random(seed, (1, rows, 1, 16), "bfloat16") for seed, rows in ((1, 700), (2, 9), (3, 9))
+    )
+    bias = random(4, (1, 1, 1, 9), "bfloat16")
+
+    def gradient(bias):
+        def loss(bias):
+            return pallasite.ops.attention(q, k, v, bias=bias).astype(jnp.float32).sum()
+
+        return exact(jax.jit(jax.grad(loss))(bias))
+
+    wide = gradient(bias.astype(jnp.float32))
+    assert np.linalg.norm(gradient(bias) - wide) < 4e-3 * np.linalg.norm(wide)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -290,7 +291,30 @@ def _bias(q: Any, k: Any, bias: Any) -> Any:
             got=bias.dtype,
             hint="block_mask or segments hide keys",
         )
-    return jnp.broadcast_to(bias, (*bias.shape[:2], *full[2:]))
+    return _spread(bias, bias.shape, (*bias.shape[:2], *full[2:]))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _spread(bias: jax.Array, own: tuple[int, ...], shape: tuple[int, ...]) -> jax.Array:
+    """A bias of this shape, repeated; its gradient is summed up in float32, not in its dtype."""
+    del own
+    return jnp.broadcast_to(bias, shape)
+
+
+def _spread_forward(
+    bias: jax.Array, own: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[jax.Array, None]:
+    return _spread(bias, own, shape), None
+
+
+def _summed_up(
+    own: tuple[int, ...], shape: tuple[int, ...], _: None, slope: jax.Array
+) -> tuple[jax.Array]:
+    axes = [axis for axis, (one, all_) in enumerate(zip(own, shape, strict=True)) if one != all_]
+    return (jnp.sum(slope.astype(jnp.float32), axes, keepdims=True).astype(slope.dtype),)
+
+
+_spread.defvjp(_spread_forward, _summed_up)
 
 
 def _slopes(q: Any, slopes: Any) -> Any:
