@@ -16,6 +16,7 @@ from pallasite_hopper.ops.dense.cost import nanoseconds
 from pallasite_hopper.ops.dense.kernel import Item, MatmulLoop, build
 from pallasite_hopper.ops.dense.run import (
     MULTIPROCESSORS,
+    by_xla,
     in_tf32_by_xla,
     problem_sizes,
     run,
@@ -37,8 +38,8 @@ def run_many(
     """
     problem = call.problem
     a, b, *extras = operands
-    if call.config is None and in_tf32_by_xla(problem):
-        return mapped_product(run, call, count, stacked, tuple(operands))
+    if call.config is None and in_tf32_by_xla(problem, count):
+        return mapped_product(by_xla, call, count, stacked, tuple(operands))
     if problem.size != 2:  # The tensor cores read such elements along k only.
         a = jnp.swapaxes(a, -1, -2) if problem.transpose_a else a
         b = b if problem.transpose_b else jnp.swapaxes(b, -1, -2)

@@ -75,11 +75,13 @@ def _without_copies(problem: MatmulProblem, epilogue: Epilogue) -> AnyRowsConfig
     return without_copies(problem_sizes(problem), plain=_is_plain(epilogue), xla=xla)
 
 
-def in_tf32_by_xla(problem: MatmulProblem) -> bool:
-    """Whether operands would have to be copied to the other order, which XLA need not."""
+def in_tf32_by_xla(problem: MatmulProblem, count: int = 1) -> bool:
+    """Whether operands, of so many products, would have to be copied to the other order, which XLA
+    need not."""
     along_k = dataclasses.replace(problem, transpose_a=False, transpose_b=True)
+    sizes = dataclasses.replace(problem_sizes(along_k), batch=count)
     turned = {"turned_a": problem.transpose_a, "turned_b": not problem.transpose_b}
-    return problem.size == 4 and turned_left_to_xla(problem_sizes(along_k), **turned)
+    return problem.size == 4 and turned_left_to_xla(sizes, **turned)
 
 
 def _left_to_xla(problem: MatmulProblem, epilogue: Epilogue) -> bool:
@@ -104,6 +106,11 @@ def problem_sizes(problem: MatmulProblem) -> Sizes:
 
 def _is_plain(epilogue: Epilogue) -> bool:
     return not epilogue.count and epilogue.activation is None
+
+
+def by_xla(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array]) -> jax.Array:
+    """The matmul by a kernel of XLA."""
+    return _by_xla(call.problem, call.epilogue, a, b, extras)
 
 
 def _by_xla(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from pallasite_hopper.ops.dense.choice import default_config
+from pallasite_hopper.ops.dense.choice import batched_config, default_config
 from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
 
 _COPY, _COPIED = 1300.0, 3650.0
@@ -34,15 +34,18 @@ def left_to_xla(sizes: Sizes, *, turned_a: bool, turned_b: bool) -> bool:
     """
     if not (turned_a or turned_b) or 0 in (sizes.m, sizes.n, sizes.k):
         return False
-    time = nanoseconds(default_config(sizes), sizes)
+    config = batched_config(sizes) if sizes.batch > 1 else default_config(sizes)
+    if config is None:
+        return False
+    time = nanoseconds(config, sizes)
     for turned, extent in ((turned_a, sizes.m), (turned_b, sizes.n)):
-        time += turned * (_COPY + 2 * extent * sizes.k * sizes.size / _COPIED)
+        time += turned * (_COPY + 2 * sizes.batch * extent * sizes.k * sizes.size / _COPIED)
     return (1 + _LEAST_GAIN) * _nanoseconds_by_xla(sizes) + _LEAST_GAINED < time
 
 
 def _nanoseconds_by_xla(sizes: Sizes) -> float:
     m, n, k = sizes.m, sizes.n, sizes.k
-    calculated = 2 * m * n * k / _CALCULATED
-    moved = ((m + n) * k * sizes.size + m * n * sizes.out_size) / _MEMORY
+    calculated = 2 * sizes.batch * m * n * k / _CALCULATED
+    moved = sizes.batch * ((m + n) * k * sizes.size + m * n * sizes.out_size) / _MEMORY
     both = math.pow(calculated**_OVERLAP + moved**_OVERLAP, 1 / _OVERLAP)
     return _LAUNCH + min(_FILL * k, _MOST_FILL) + both
