@@ -141,23 +141,11 @@ class BatchedLoop(MatmulLoop):
         b = b.at[item.part] if self.right else b
         super().fetch_right(b, item, depth, smem, full, share)
 
-    def finish(
-        self,
-        warpgroup: Any,
-        operands: Any,
-        out: Any,
-        out_smem: Any,
-        residual_full: Any,
-        item_part: Any,
-        sums: Any,
-        m: Any,
-        n: Any,
-    ) -> None:
-        operands = [
+    def epilogue_operands(self, operands: Any, item_part: Any) -> Any:
+        return [
             one.at[item_part] if mark else one
             for one, mark in zip(operands, self.others, strict=True)
         ]
-        super().finish(warpgroup, operands, out, out_smem, residual_full, item_part, sums, m, n)
 
 
 @functools.lru_cache(maxsize=256)

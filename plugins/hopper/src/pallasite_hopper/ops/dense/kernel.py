@@ -609,6 +609,11 @@ class MatmulLoop:
         """So many of these columns, from the given one on, before the epilogue."""
         return sums[:, first : first + columns]
 
+    def epilogue_operands(self, operands: Any, item_part: Any) -> Any:
+        """The operands of a tile's epilogue; of several products, each can have its own."""
+        del item_part
+        return operands
+
     def finish(
         self,
         warpgroup: Any,
@@ -627,6 +632,7 @@ class MatmulLoop:
         count = self.columns_of(sums)
         if self.several:
             out = out.at[item_part]
+        operands = self.epilogue_operands(operands, item_part)
         buffers = config.staging_buffers
         # If buffers do not take turns from tile to tile, the last one is the first one's.
         uneven = -(-count // width) % buffers != 0
