@@ -23,7 +23,6 @@ from pallasite_hopper.ops.dense.choice import default_config
 from pallasite_hopper.ops.dense.config import SHARED_MEMORY
 from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
 from pallasite_hopper.ops.dense.joined_rows import JoinedRowsConfig
-from pallasite_hopper.ops.dense.turned import left_to_xla as turned_left_to_xla
 from pallasite_hopper.ops.dense.unaligned import (
     left_to_xla,
     nanoseconds_by_xla,
@@ -493,15 +492,6 @@ def test_estimates_of_rows_that_the_copy_engine_cannot_read(m, n, k, across_a, a
     assert nanoseconds_by_xla(sizes, plain=False) > nanoseconds_by_xla(sizes)
 
 
-@pytest.mark.parametrize("order", [(False, False), (False, True), (True, True)])
-def test_much_to_calculate_is_not_left_to_xla(order):
-    """Many elements along k are worth copies; with few of them, storing the result is not."""
-    for m, n in ((2049, 3001), (5000, 8190), (16001, 1023)):
-        assert not left_to_xla(Sizes(m, n, 9001, 2, 2, *order))
-        assert left_to_xla(Sizes(4 * m, 4 * n + 3, 65, 2, 2, *order))
-        assert without_copies(Sizes(m, n, 9001, 2, 2, *order)) is None
-
-
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("order", [(False, False), (False, True), (True, True)])
 def test_few_rows_that_nobody_else_reads_fast(order, swapped):
@@ -522,17 +512,6 @@ def test_few_rows_that_nobody_else_reads_fast(order, swapped):
     names = ["joined_rows_matmul", "split_columns"] if joined else ["direct_matmul"]
     assert sorted(one.name for one in kernels) == names
     assert all(one.resources.spill_store_bytes == 0 for one in kernels)
-
-
-@pytest.mark.parametrize("order", [*itertools.product((False, True), repeat=2)])
-def test_float32_whose_copies_take_longest(order):
-    """The tensor cores read float32 along k only: few rows of large operands that are given the
-    other way round are left to XLA, which need not copy them; others are not."""
-    turned = {"turned_a": order[0], "turned_b": not order[1]}
-    few, many = Sizes(7, 8192, 28672, 4, 4, False, True), Sizes(9000, 8192, 8192, 4, 4, False, True)
-    assert turned_left_to_xla(few, **turned) == turned["turned_b"]
-    assert not turned_left_to_xla(many, **turned)
-    assert not turned_left_to_xla(Sizes(64, 64, 64, 4, 4, False, True), **turned)
 
 
 @pytest.mark.parametrize("transpose_a", [False, True])
@@ -560,28 +539,6 @@ def test_large_results_of_short_products(order):
     assert relative_error(*product(392, 776, 24, **options)) < 4e-3
     small = default_config(Sizes(512, 1024, 24, 2, 2, *order))
     assert small.tile_m * small.tile_n < config.tile_m * config.tile_n
-
-
-def test_last_round_of_tiles():
-    """Where it would leave most multiprocessors without work, blocks share its tiles, or what is
-    left has tiles of its own."""
-    sizes = Sizes(5636, 4096, 8192, 2, 2)
-    config = default_config(sizes)
-    assert config.rest is not None or config.last_parts > 1
-    alone = dataclasses.replace(config, rest=None, rest_from=0, rest_along="m", last_parts=1)
-    assert nanoseconds(config, sizes) < 0.97 * nanoseconds(alone, sizes)
-    usual = default_config(Sizes(4096, 4096, 4096, 2, 2))
-    assert usual.rest is None and usual.last_parts == 1
-
-
-@pytest.mark.parametrize("m", [137, 290, 430, 777])
-def test_tiles_of_the_transposed_product(m):
-    """Their columns may be any multiple of 8, so that tiles have hardly more than there is; if rows
-    of a do not lie along k, they fill the swizzle."""
-    config = default_config(Sizes(m, 4096, 4096, 2, 2))
-    assert config.swap and -(-m // config.tile_n) * config.tile_n < m + 64
-    for one in matmul_configs(m, 4096, 4096, BFLOAT16, transpose_a=True):
-        assert not one.swap or one.tile_n % 64 == 0 or one.tile_n >= m
 
 
 def test_order_of_tiles_of_the_transposed_product():
