@@ -13,7 +13,7 @@ import numpy as np
 
 import pallasite
 from pallasite.plugin import InvalidValueError
-from pallasite_hopper.ops.decode import combine, kernel, prefill
+from pallasite_hopper.ops.decode import kernel, prefill
 from pallasite_hopper.ops.decode.config import (
     HEAD_DIMS,
     MOST_TOKENS,
@@ -40,8 +40,8 @@ _ACCEPTED = DecodeAccepted((jnp.bfloat16, jnp.float16), HEAD_DIMS, DecodeConfig,
 
 _PREFILL = dataclasses.replace(_ACCEPTED, head_dims=None, tokens=None)
 
-_VERSION = 1
-"""Of the kernels, for what was measured."""
+_VERSION = 2
+"""Of the kernel, for what was measured."""
 
 
 @in_32_bits
@@ -170,7 +170,7 @@ def _is_prefill(q: Any, k: Any, axis: int) -> bool:
     return prefill.suits(shapes[0], q.dtype, shapes[1][axis], k.dtype)
 
 
-# The kernels --------------------------------------------------------------------------------------
+# The kernel ---------------------------------------------------------------------------------------
 
 
 def _run(problem: Problem, config: DecodeConfig | None, operands: list[Any]) -> jax.Array:
@@ -182,15 +182,8 @@ def _run(problem: Problem, config: DecodeConfig | None, operands: list[Any]) -> 
 
 
 def _attend(problem: Problem, config: DecodeConfig, *operands: Any) -> jax.Array:
-    main, completion = _kernels(problem, _filled(problem, config))
-    out, *parts = main(*operands)
-    if completion is not None:
-        lengths = operands[5 if problem.scales else 3 :][: int(problem.lengths)]
-        if config.ahead:
-            lengths = ()  # The plan, one of the parts, says what they mean.
-        out = completion(*lengths, *parts, out)
-    result: jax.Array = out
-    return result
+    out: jax.Array = _kernel(problem, _filled(problem, config))(*operands)[0]
+    return out
 
 
 def _choose(problem: Problem, operands: list[Any]) -> DecodeConfig:
@@ -239,18 +232,8 @@ def _choose(problem: Problem, operands: list[Any]) -> DecodeConfig:
 
 
 @functools.lru_cache(maxsize=256)
-def _kernels(
-    problem: Problem, config: DecodeConfig
-) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
-    """The kernel that reads the cache, and the one that combines partial results, if any."""
-    assert config.blocks is not None
-    main = kernel.build(problem, config)
-    tiles = max(1, -(-problem.kv_len // config.tile))
-    total = problem.batch * problem.kv_heads // config.heads * problem.parts * tiles
-    whole = not problem.lengths and total % (config.blocks * tiles) == 0
-    if config.blocks == 1 or whole:
-        return main, None
-    return main, combine.build(problem, config)
+def _kernel(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
+    return kernel.build(problem, config)
 
 
 def _filled(problem: Problem, config: DecodeConfig) -> DecodeConfig:

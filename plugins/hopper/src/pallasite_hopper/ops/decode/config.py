@@ -43,7 +43,7 @@ class DecodeConfig:
       blocks: how many blocks share the work; None fills the GPU.
       evict_first: whether the L2 cache gives up first what is read of the cache.
       ahead: whether every lane loads the lengths of few sequences itself, the L2 cache is asked for
-        the page table meanwhile, and the kernels do not wait for their last writes.
+        the page table meanwhile, and blocks do not wait for their last writes.
     """
 
     tile: int = 64

@@ -3,7 +3,8 @@
 The rows of the cache are the left operands of the tensor cores, so that few queries waste nothing:
 scores are computed as keys (tile, head_dim) times queries (head_dim, columns), results as
 transposed values (head_dim, tile) times weights (tile, columns), which pass through shared memory.
-A range of tiles that has not all of an item leaves (result, maxima, sums) for ``combine``.
+A range of tiles that has not all of an item leaves (result, maxima, sums) for the block whose range
+ends the item, which combines them when it is done with all else.
 
 Source: T. Dao et al., "Flash-Decoding for long-context inference", 2023.
 """
@@ -19,6 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
+from pallasite_hopper.ops.decode.combine import combined
 from pallasite_hopper.ops.decode.config import DecodeConfig
 from pallasite_hopper.ops.decode.schedule import (
     Item,
@@ -48,8 +50,7 @@ def partial_shapes(problem: Problem, config: DecodeConfig) -> tuple[jax.ShapeDty
     outer = (2, config.blocks, config.heads)
     vectors = jax.ShapeDtypeStruct((*outer, problem.columns), jnp.float32)
     results = jax.ShapeDtypeStruct((*outer, problem.head_dim, problem.columns), jnp.float32)
-    plan = jax.ShapeDtypeStruct((config.blocks, 2), jnp.int32)
-    return (results, vectors, vectors, *([plan] if config.ahead else []))
+    return results, vectors, vectors
 
 
 def out_shape(problem: Problem) -> jax.ShapeDtypeStruct:
@@ -62,7 +63,7 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     """The kernel as a function of (q, k, v, k_scales?, v_scales?, lengths?, page_indices?).
 
     q has the shape of the results; k and v are arrays of rows, see ``_Decode._window``.
-    Returns (results, *partial results); of either, only what was written is defined.
+    Returns (results, *partial results); of the latter, only what was written is defined.
     """
     assert config.stages is not None
     assert config.blocks is not None
@@ -99,6 +100,14 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
         ),
     )
     return built
+
+
+def shares_items(problem: Problem, config: DecodeConfig) -> bool:
+    """Whether ranges may begin or end within items."""
+    assert config.blocks is not None
+    lines = problem.batch * problem.kv_heads // config.heads * problem.parts
+    whole = not problem.lengths and lines % config.blocks == 0
+    return config.blocks > 1 and not whole
 
 
 def fetch_lengths(lengths: Any, lengths_smem: Any, barrier: Any) -> None:
@@ -144,11 +153,15 @@ class _Decode:
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
         """The kernel's body; ``refs`` are scales, lengths and pages, if any, then the results."""
         given = list(refs)
-        plan = given.pop() if self.config.ahead else None
         out, results, maxima, sums = given[-4:]
         del given[-4:]
         self.scales = (given.pop(0), given.pop(0)) if self.problem.scales else None
         self.scratch, self.partial = scratch, (results, maxima, sums)
+        self.left = None
+        if shares_items(self.problem, self.config):
+            assert self.config.blocks is not None
+            count = self.config.blocks * self.config.heads
+            self.left = pl.get_global(plgpu.SemaphoreType.REGULAR((count,)))
         lengths = given.pop(0) if self.problem.lengths else None
         pages = given[0] if given else None
         warpgroup = lax.axis_index("warpgroup")
@@ -175,20 +188,22 @@ class _Decode:
                 ),
                 (zero, zero, zero),
             )
-            if plan is not None:
-                for place, value in enumerate(schedule.ended(block)):
-                    plan[block, place] = value
 
         pl.when(warpgroup == self.config.heads)(memory)
 
         def compute() -> None:
-            schedule.each(
+            zero = jnp.int32(0)
+            *_, before, item = schedule.each(
                 block,
                 lambda item, first, count, tiles, carry: self._compute(
-                    out, item, first, count, tiles, carry, warpgroup, block
+                    schedule, out, item, first, count, tiles, carry, warpgroup, block
                 ),
-                (jnp.int32(0), jnp.int32(0)),
+                (zero, zero, zero, Item(zero, zero, zero, zero, zero)),
             )
+            if self.left is not None:
+                pl.when(before > 0)(
+                    lambda: self._complete(schedule, out, item, before, warpgroup, block)
+                )
             plgpu.wait_smem_to_gmem(0, wait_read_only=self.config.ahead)
 
         pl.when(warpgroup < self.config.heads)(compute)
@@ -308,6 +323,7 @@ class _Decode:
 
     def _compute(
         self,
+        schedule: Schedule,
         out: Any,
         item: Item,
         first: Any,
@@ -317,9 +333,13 @@ class _Decode:
         warpgroup: Any,
         block: Any,
     ) -> Any:
-        """One item, or a part of it; ``carry``: stage and items so far."""
+        """One item, or a part of it.
+
+        ``carry``: stage, items so far, and the item that began in a range before and ended in this
+        one, with how many of its tiles came before; none if there is none.
+        """
         problem, s = self.problem, self.scratch
-        stage, items = carry
+        stage, items, before, ended = carry
         queries = lax.rem(items, _QUERY_SLOTS)
         plgpu.barrier_wait(s["q_full"].at[queries])
 
@@ -356,13 +376,44 @@ class _Decode:
                 results[place] = values
                 largest[place] = maxima * self.factor
                 totals[place] = total
+                plgpu.commit_smem()  # All lanes have written.
+                rest = tiles - (first + count)
 
-            pl.when(jnp.logical_not(whole))(leave)
+                def signal() -> None:
+                    last = schedule.block_of(schedule.start(block + 1) + rest - 1)
+                    pl.semaphore_signal(self._left_for(last, warpgroup))
+
+                pl.when(rest > 0)(signal)
+
+            if self.left is not None:
+                pl.when(jnp.logical_not(whole))(leave)
 
             return stage_after
 
         stage = pl.run_scoped(scope, plgpu.ACC((problem.head_dim, problem.columns), jnp.float32))
-        return stage, items + 1
+        ends = (first > 0) & (first + count == tiles)
+        before = jnp.where(ends, first, before)
+        ended = jax.tree.map(lambda new, old: jnp.where(ends, new, old), item, ended)
+        return stage, items + 1, before, ended
+
+    def _left_for(self, block: Any, warpgroup: Any) -> Any:
+        """Counts the parts that others have left of the item that a block completes."""
+        assert self.left is not None
+        return self.left.at[block * self.config.heads + warpgroup]
+
+    def _complete(
+        self, schedule: Schedule, out: Any, item: Item, before: Any, warpgroup: Any, block: Any
+    ) -> None:
+        """Combines the parts of the item that ended in this block's range.
+
+        Blocks begin in their order, so those that are waited for are running, and end at about the
+        same time.
+        """
+        first = schedule.block_of(schedule.start(block) - before)
+        pl.semaphore_wait(self._left_for(block, warpgroup), block - first)
+        values, total = combined(self.problem, self.partial, first, block, warpgroup)
+        staging = self.scratch["out_smem"].at[warpgroup]
+        write_results(self.problem, values, total, staging, out, item, item.head + warpgroup)
 
     def _scales_of(self, head: Any) -> tuple[Any, Any]:
         if self.scales is None:

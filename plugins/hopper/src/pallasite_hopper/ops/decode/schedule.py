@@ -5,7 +5,7 @@ sequence. The tiles of all items, one after the other, are cut into equal ranges
 ("stream-K": M. Osama et al., arXiv 2301.03598), so all blocks end together, however the lengths
 differ; these are known on the device only. A range has any number of whole items, and parts of two
 at most: one that began in a range before, and one that goes on in the next. Parts leave partial
-results, which a second kernel combines.
+results, which the block whose range ends the item combines.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -58,6 +59,7 @@ class Problem(DecodeProblem):
         return self.group_parts * (self.tokens // self.lane_tokens)
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Item:
     """One part of the queries of a sequence; values of the kernel.
@@ -169,16 +171,6 @@ class Schedule:
         tiles = self.tiles(sequence)
         unit = lax.div(rest, tiles)
         return sequence, unit, rest - unit * tiles
-
-    def ended(self, block: Any) -> tuple[Any, Any]:
-        """What is to be combined of a range: the block where its first item begins, or -1 if that
-        is this one or does not end here; and the item's number."""
-        start, end = self.start(block), self.start(block + 1)
-        sequence, unit, before = self.find(jnp.where(start < end, start, 0))
-        ends = start - before + self.tiles(sequence) <= end
-        some = (start < end) & (before > 0) & ends
-        first = jnp.where(some, self.block_of(start - before), -1)
-        return first, sequence * self.units + unit
 
     def item(self, sequence: Any, unit: Any) -> Item:
         """What a unit of a sequence is."""
