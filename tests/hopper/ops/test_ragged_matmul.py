@@ -23,7 +23,7 @@ from pallasite_hopper.ops import (
     transposed_ragged_matmul,
 )
 from pallasite_hopper.ops.dense.config import MatmulConfig
-from pallasite_hopper.ops.ragged import kernel
+from pallasite_hopper.ops.ragged import kernel, transposed_kernel
 from pallasite_hopper.ops.ragged.choice import Groups, ordered_configs, work_of
 from pallasite_hopper.ops.ragged.transposed_tiles import widths_of
 
@@ -272,6 +272,29 @@ def test_steps_of_last_tiles_are_shared(options, blocks, n, transposed):
 )
 def test_skipped_rows_and_clusters(options, blocks, n, transposed):
     check_tiles(RaggedConfig(stages=2, band=2, **options), blocks, n, transposed)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [
+        ({"tile_m": 128, "tile_n": 192, "stages": 3, "epilogue_buffers": 1}, 3),
+        ({"tile_m": 64, "tile_n": 64, "stages": 2, "epilogue_n": 32}, 1),
+    ],
+)
+def test_warpgroups_take_turns(options, blocks, name):
+    """Each skips the steps of the other one's tiles, of which there are more or fewer."""
+    config = RaggedConfig(alternate=True, **options)
+    problem = transposed_kernel.Problem(
+        m=ROWS, n=264, k=200, groups=6, dtype=BF16, out_dtype=np.dtype(np.float32)
+    )  # fmt: skip
+    a, b, sizes = normal(0, (ROWS, 200)), normal(1, (ROWS, 264)), SIZES[name]
+    a[max(0, np.maximum(sizes, 0).sum()) :] = np.nan
+    with pallasite.config.scoped(sanitize=True):
+        run = jax.jit(transposed_kernel.build(problem, config, blocks))
+        result = run(*map(jnp.asarray, (a, b, np.array(sizes, np.int32))))
+    check(result, transposed_reference(a, b, sizes), np.dtype(np.float32))
 
 
 @pytest.mark.runs_kernels

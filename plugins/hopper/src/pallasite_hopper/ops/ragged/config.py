@@ -47,6 +47,8 @@ class RaggedConfig:
         ``halves``.
       cluster: blocks of a cluster, 1 or 2. Their tiles are side by side along n, and what both read
         of the rows is fetched once. Of ``ragged_matmul``; not together with ``halves``.
+      alternate: whether the two warpgroups take turns: each computes a tile of its own, and writes
+        it while the other one multiplies. Of ``transposed_ragged_matmul``.
       transposed: the configuration of the transposed GEMM, whose tiles have any multiple of 8 rows;
         the other attributes but for ``widths`` do not count then. Of ``ragged_matmul``; without
         parts of k, last tiles that blocks share, and a rest.
@@ -69,6 +71,7 @@ class RaggedConfig:
     share: int = 4
     stream: bool = False
     cluster: int = 1
+    alternate: bool = False
     transposed: MatmulConfig | None = None
     widths: int = 3
     last: bool = False
@@ -112,12 +115,12 @@ class RaggedConfig:
     @property
     def warpgroup_m(self) -> int:
         """Rows of a warpgroup's part of a tile."""
-        return self.tile_m // 2 if self.split == "m" else self.tile_m
+        return self.tile_m // 2 if self.split == "m" and not self.alternate else self.tile_m
 
     @property
     def warpgroup_n(self) -> int:
         """Columns of a warpgroup's part of a tile."""
-        return self.tile_n // 2 if self.split == "n" else self.tile_n
+        return self.tile_n // 2 if self.split == "n" and not self.alternate else self.tile_n
 
     def shared_bytes(self, out_size: int) -> int:
         """Shared memory that the kernel takes, with results of ``out_size`` bytes."""

@@ -58,9 +58,9 @@ def build(problem: Problem, config: RaggedConfig, multiprocessors: int) -> Calla
         "left_smem": plgpu.SMEM((config.stages, config.tile_k, config.tile_m), problem.dtype),
         "right_smem": plgpu.SMEM((config.stages, config.tile_k, config.tile_n), problem.dtype),
         "out_smem": staging(config, problem.out_dtype),
-        "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages),
-        "empty": plgpu.Barrier(num_arrivals=COMPUTE, num_barriers=config.stages),
-        "cut": plgpu.Barrier(num_arrivals=COMPUTE),
+        "full": plgpu.Barrier(num_arrivals=2, num_barriers=config.stages * loop.turns),
+        "empty": plgpu.Barrier(num_arrivals=loop.sharing, num_barriers=config.stages),
+        "cut": plgpu.Barrier(num_arrivals=loop.sharing, num_barriers=loop.turns),
     }
     kernel: Callable[..., jax.Array] = plgpu.kernel(
         loop.run,
@@ -97,6 +97,7 @@ class _Tile:
       start: the group's first row in the operands.
       size: the group's rows.
       steps: along them.
+      turn: the warpgroup that computes it, if they take turns.
     """
 
     group: Any
@@ -105,6 +106,7 @@ class _Tile:
     start: Any
     size: Any
     steps: Any
+    turn: Any
 
 
 class _Loop:
@@ -119,6 +121,21 @@ class _Loop:
     def tiles(self) -> int:
         """Of each group."""
         return self.row_tiles * self.column_tiles
+
+    @property
+    def turns(self) -> int:
+        """Warpgroups that take turns. Each has barriers of its own for filled stages, whose phases
+        it can only follow if it waits for all of them."""
+        return COMPUTE if self.config.alternate else 1
+
+    @property
+    def sharing(self) -> int:
+        """Warpgroups that share a tile."""
+        return COMPUTE // self.turns
+
+    def _full(self, stages: Stages, turn: Any, stage: Any) -> Any:
+        """The barrier of a filled stage."""
+        return stages.full.at[stage if self.turns == 1 else turn * self.config.stages + stage]
 
     def run(
         self,
@@ -165,7 +182,9 @@ class _Loop:
             )
             size = size_of(target)
             steps = lax.div(size + (config.tile_k - 1), config.tile_k)
-            tile = _Tile(target, row * config.tile_m, column * config.tile_n, start, size, steps)
+            turn = lax.rem(number, jnp.int32(self.turns))
+            row, column = row * config.tile_m, column * config.tile_n
+            tile = _Tile(target, row, column, start, size, steps, turn)
             return target, start, body(tile, carry)
 
         state = (jnp.int32(0), jnp.int32(0), carry)
@@ -183,7 +202,7 @@ class _Loop:
                 stage, filled = carry
                 stages.wait_empty(stage, filled)
                 rows = pl.ds(place.start + index * config.tile_k, config.tile_k)
-                full = stages.full.at[stage]
+                full = self._full(stages, place.turn, stage)
                 for source, first, matrix in (
                     (left, place.row, left_smem.at[stage]),
                     (right, place.column, right_smem.at[stage]),
@@ -211,23 +230,27 @@ class _Loop:
     ) -> None:
         config = self.config
         wm, wn = config.warpgroup_m, config.warpgroup_n
-        row = warpgroup * wm if config.split == "m" else jnp.int32(0)
-        column = warpgroup * wn if config.split == "n" else jnp.int32(0)
+        turns = self.turns > 1
+        row = warpgroup * wm if config.split == "m" and not turns else jnp.int32(0)
+        column = warpgroup * wn if config.split == "n" and not turns else jnp.int32(0)
+        member = jnp.int32(0) if turns else warpgroup
+        both = cut.at[warpgroup if turns else 0]
         count = config.epilogue_buffers
         buffers = out_smem.at[pl.ds(warpgroup * count, count)]
 
         def clear(stage: Any, limit: Any) -> None:
-            """Zeros from the row ``limit`` on; warpgroups take the strips round-robin."""
+            """Zeros from the row ``limit`` on; those that share a tile take strips round-robin."""
             for ref in (left_smem, right_smem):
                 matrix, count = ref.at[stage], ref.shape[2] // _STRIP
-                for first in range(0, count - 1, COMPUTE):
-                    _clear(matrix, first + warpgroup, limit)
-                if count % COMPUTE:
+                sharing = self.sharing
+                for first in range(0, count - sharing + 1, sharing):
+                    _clear(matrix, first + member, limit)
+                if count % sharing:
                     last = functools.partial(_clear, matrix, count - 1, limit)
-                    pl.when(warpgroup == 0)(last)
+                    pl.when(member == 0)(last)
             plgpu.commit_smem()
-            plgpu.barrier_arrive(cut)
-            plgpu.barrier_wait(cut)
+            plgpu.barrier_arrive(both)
+            plgpu.barrier_wait(both)
 
         def multiply(acc: Any, stage: Any) -> None:
             left = plgpu.transpose_ref(left_smem.at[stage, :, pl.ds(row, wm)], (1, 0))
@@ -237,7 +260,7 @@ class _Loop:
             def scope(acc: Any) -> Any:
                 def step(index: Any, state: Any) -> Any:
                     previous, current = state
-                    plgpu.barrier_wait(stages.full.at[current])
+                    plgpu.barrier_wait(self._full(stages, warpgroup, current))
                     limit = place.size - index * config.tile_k
                     pl.when(limit < config.tile_k)(lambda: clear(current, limit))
                     multiply(acc, current)
@@ -261,4 +284,10 @@ class _Loop:
 
             return pl.run_scoped(scope, plgpu.ACC((wm, wn), jnp.float32))
 
-        self._over_tiles(sizes, tile, jnp.int32(0))
+        def own(place: _Tile, stage: Any) -> Any:
+            after = lax.rem(stage + place.steps, jnp.int32(config.stages))
+            return lax.cond(
+                place.turn == warpgroup, functools.partial(tile, place), lambda _: after, stage
+            )
+
+        self._over_tiles(sizes, own if turns else tile, jnp.int32(0))
