@@ -261,11 +261,13 @@ def test_own_kernels_of_hopper(shape, dtype, options, monkeypatch):
     check(shape, dtype, options, "sm_90a")
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
-def test_few_queries_on_hopper(tokens):
+@pytest.mark.parametrize(("tokens", "left"), [(1, None), (3, None), (1, 20), (4, 71), (2, 1)])
+def test_few_queries_on_hopper(tokens, left):
     """Those of a prefill of one, say: by the kernels for decoding, and gradients as ever."""
     lengths = np.array([150, 7])
     options = {"kv_lengths": lengths, "causal": True, "soft_cap": 4.0}
+    if left is not None:
+        options["window"] = (left, None)
     q, k, v = (
         random(n, (2, one, heads, 64), "float16")
         for n, (one, heads) in enumerate(((tokens, 4), (200, 2), (200, 2)))
@@ -278,6 +280,18 @@ def test_few_queries_on_hopper(tokens):
         found = [attend(q, k, v), result, *pullback(q)]
     for ours, theirs in zip(found, (expected, expected, *gradients), strict=False):
         assert error(ours, theirs) < 3e-3
+
+
+def test_windows_of_one_query_on_hopper():
+    """Without lengths, the first rows that are read are known beforehand."""
+    options = {"window": (70, 3)}
+    q, k, v = (
+        random(n, (3, one, heads, 64), "bfloat16")
+        for n, (one, heads) in enumerate(((1, 6), (333, 2), (333, 2)))
+    )
+    expected, *_ = reference(q, k, v, q, options)
+    with on("sm_90a"):
+        assert error(pallasite.ops.attention(q, k, v, **options), expected) < 6e-3
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -24,7 +24,7 @@ from pallasite_hopper.ops.decode.config import (
     filled_blocks,
     pages_fit,
 )
-from pallasite_hopper.ops.decode.schedule import Problem
+from pallasite_hopper.ops.decode.schedule import Problem, most_tiles
 from pallasite_std.api import (
     DecodeAccepted,
     DecodeOptions,
@@ -92,8 +92,17 @@ def decode_attention(
     if config is None and _is_prefill(q, k, 2):
         problem, operands = decode_call(Problem, _PREFILL, q, k, v, kv_lengths, options)
         return decoded(functools.partial(prefill.run, problem), operands, "decode_attention")
+    return attend(q, k, v, kv_lengths, options)
+
+
+def attend(
+    q: Any, k: Any, v: Any, kv_lengths: Any, options: DecodeOptions, left: int | None = None
+) -> jax.Array:
+    """:func:`decode_attention` by the kernel; a query sees ``left`` keys before its own position if
+    that is given."""
     problem, operands = decode_call(Problem, _ACCEPTED, q, k, v, kv_lengths, options)
-    run = functools.partial(_run, problem, config)
+    problem = dataclasses.replace(problem, left=left)
+    run = functools.partial(_run, problem, options.config)
     return decoded(run, operands, "decode_attention")
 
 
@@ -189,7 +198,10 @@ def _attend(problem: Problem, config: DecodeConfig, *operands: Any) -> jax.Array
 def _choose(problem: Problem, operands: list[Any]) -> DecodeConfig:
     itemsize = np.dtype(problem.cache_dtype).itemsize
     lines = problem.batch * problem.kv_heads * problem.parts
-    cache = Cache(lines, problem.kv_len, problem.page_size, problem.lengths)
+    rows = problem.kv_len
+    if problem.left is not None:
+        rows = min(rows, problem.tokens + problem.left)
+    cache = Cache(lines, rows, problem.page_size, problem.lengths)
 
     def candidates() -> list[DecodeConfig]:
         found = decode_configs(
@@ -225,6 +237,7 @@ def _choose(problem: Problem, operands: list[Any]) -> DecodeConfig:
             problem.heads_first,
             problem.scales,
             problem.lengths,
+            problem.left,
         ),
         make_inputs=make_inputs,
     )
@@ -253,6 +266,6 @@ def _filled(problem: Problem, config: DecodeConfig) -> DecodeConfig:
             expected=f"a multiple of 8 that divides {config.tile} or that it divides",
         )
     filled = config.filled(problem.head_dim, problem.columns, itemsize)
-    tiles = max(1, -(-problem.kv_len // config.tile))
     lines = problem.batch * problem.kv_heads // config.heads * problem.parts
-    return dataclasses.replace(filled, blocks=filled_blocks(config, lines, tiles))
+    blocks = filled_blocks(config, lines, most_tiles(problem, config))
+    return dataclasses.replace(filled, blocks=blocks)

@@ -11,6 +11,7 @@ Source: T. Dao et al., "Flash-Decoding for long-context inference", 2023.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -198,7 +199,7 @@ class _Decode:
                 lambda item, first, count, tiles, carry: self._compute(
                     schedule, out, item, first, count, tiles, carry, warpgroup, block
                 ),
-                (zero, zero, zero, Item(zero, zero, zero, zero, zero)),
+                (zero, zero, zero, Item(*[zero] * len(dataclasses.fields(Item)))),
             )
             if self.left is not None:
                 pl.when(before > 0)(
@@ -241,7 +242,7 @@ class _Decode:
 
         def step(index: Any, carry: Any) -> Any:
             stage, filled = carry
-            tile = first + index
+            tile = item.hidden + first + index
             starts = self._rows(pages, item, tile)
             self._load(k, item, starts, stage, filled)
             following = self._next(stage)
@@ -353,7 +354,7 @@ class _Decode:
                 0,
                 count,
                 lambda index, carry: self._step(
-                    acc, item, first + index, queries, warpgroup, k_scale, carry
+                    acc, item, item.hidden + first + index, queries, warpgroup, k_scale, carry
                 ),
                 (stage, maxima, sums),
             )
@@ -486,15 +487,19 @@ class _Decode:
         plgpu.commit_smem()
 
     def _shown(self, scores: Any, limit: Any, item: Item) -> Any:
-        """Minus infinity for keys that do not exist, or that come after a token."""
+        """Minus infinity for keys that do not exist, come after a token, or before its window."""
         problem, shape = self.problem, scores.shape
         rows = lax.broadcasted_iota(jnp.int32, shape, 0)
-        if problem.tokens == 1:
-            return jnp.where(rows < limit, scores, -jnp.inf)
-        columns = lax.broadcasted_iota(jnp.int32, shape, 1)
-        behind = problem.tokens - 1 - item.token
-        tokens = lax.div(columns, jnp.full(shape, problem.lane_heads, jnp.int32))
-        return jnp.where(rows < tokens + (limit - behind), scores, -jnp.inf)
+        ends = jnp.broadcast_to(limit, shape)
+        if problem.tokens > 1:
+            columns = lax.broadcasted_iota(jnp.int32, shape, 1)
+            behind = problem.tokens - 1 - item.token
+            tokens = lax.div(columns, jnp.full(shape, problem.lane_heads, jnp.int32))
+            ends = tokens + (limit - behind)
+        shown = rows < ends
+        if problem.left is not None:
+            shown = shown & (rows >= ends - (problem.left + 1))
+        return jnp.where(shown, scores, -jnp.inf)
 
 
 def _spread(columns: Any, rows: int) -> Any:

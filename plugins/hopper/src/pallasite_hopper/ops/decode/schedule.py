@@ -25,7 +25,13 @@ from pallasite_std.api import DecodeProblem
 
 @dataclasses.dataclass(frozen=True)
 class Problem(DecodeProblem):
-    """What attention is computed of, and how queries become columns of the products."""
+    """What attention is computed of, and how queries become columns of the products.
+
+    Attributes:
+      left: keys before its own position that a query sees, or None for all.
+    """
+
+    left: int | None = None
 
     @property
     def weights_dtype(self) -> Any:
@@ -70,6 +76,7 @@ class Item:
       token: the first query.
       group_start: the first query head of those that share a head.
       length: rows of the cache.
+      hidden: tiles at its beginning of which no query sees a row.
     """
 
     sequence: Any
@@ -77,6 +84,7 @@ class Item:
     token: Any
     group_start: Any
     length: Any
+    hidden: Any
 
 
 _FEW = 32
@@ -184,6 +192,7 @@ class Schedule:
             token=token_part * problem.lane_tokens,
             group_start=group_part * problem.lane_heads,
             length=self.length(sequence),
+            hidden=self._hidden(self.length(sequence)),
         )
 
     def each(self, block: Any, body: Callable[..., Any], carry: Any) -> Any:
@@ -218,14 +227,33 @@ class Schedule:
         return lax.while_loop(more, step, (sequence, unit, first, remaining, carry))[-1]
 
     def _most_tiles(self) -> int:
-        return max(1, -(-self.problem.kv_len // self.config.tile))
+        return most_tiles(self.problem, self.config)
 
     def _clamped(self, lengths: Any) -> Any:
         return lax.clamp(jnp.int32(0), lengths, jnp.int32(self.problem.kv_len))
 
+    def _hidden(self, lengths: Any) -> Any:
+        """Tiles of sequences of these lengths of which no query sees a row."""
+        if self.problem.left is None:
+            return jnp.zeros_like(lengths)
+        before = lengths - (self.problem.tokens + self.problem.left)
+        return lax.div(lax.max(before, jnp.zeros_like(before)), self.config.tile)
+
     def _tiles(self, lengths: Any) -> Any:
-        rounded = self._clamped(lengths) + (self.config.tile - 1)
-        return lax.max(lax.div(rounded, self.config.tile), jnp.ones_like(rounded))
+        lengths = self._clamped(lengths)
+        rounded = lax.div(lengths + (self.config.tile - 1), self.config.tile)
+        return lax.max(rounded - self._hidden(lengths), jnp.ones_like(rounded))
+
+
+def most_tiles(problem: Problem, config: DecodeConfig) -> int:
+    """Tiles that a sequence has at most; all of them where there are no lengths."""
+    hidden = 0
+    if problem.left is not None:
+        seen = problem.tokens + problem.left
+        if problem.lengths:
+            return max(1, min(-(-problem.kv_len // config.tile), (seen - 1) // config.tile + 2))
+        hidden = max(0, problem.kv_len - seen) // config.tile
+    return max(1, -(-problem.kv_len // config.tile) - hidden)
 
 
 def padded_lengths(problem: Problem) -> int:

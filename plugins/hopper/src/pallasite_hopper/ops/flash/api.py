@@ -31,6 +31,7 @@ from pallasite_std.api import (
     AttentionCall,
     AttentionOptions,
     AttentionProblem,
+    DecodeOptions,
     Extras,
     attention_call,
     attention_options,
@@ -210,7 +211,6 @@ def as_decoding(q: Any, k: Any, v: Any, extras: Extras, call: AttentionCall) -> 
         tokens <= min(MOST_TOKENS, keys)
         and keys >= ROWS
         and (call.causal or tokens == 1)
-        and call.window[0] is None
         and call.config is None
         and size in HEAD_DIMS
         and q.dtype.itemsize == 2
@@ -229,12 +229,10 @@ def _forward(
 ) -> tuple[jax.Array, Any]:
     q_lengths, kv_lengths = extras.q_lengths, extras.kv_lengths
     if not residuals and as_decoding(q, k, v, extras, options):
-        from pallasite_hopper.ops.decode.api import decode_attention
+        from pallasite_hopper.ops.decode.api import attend
 
-        out = decode_attention(
-            q, k, v, kv_lengths=kv_lengths, scale=options.scale, soft_cap=options.soft_cap
-        )
-        return out, None
+        given = DecodeOptions(options.scale, options.soft_cap, None, None, None)
+        return attend(q, k, v, kv_lengths, given, options.window[0]), None
     v_size, shape = v.shape[3], q.shape
     widest = max(shape[3], v_size)
     # Rows of the copy engine are whole vectors of 16 bytes.
