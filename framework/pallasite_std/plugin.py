@@ -354,6 +354,8 @@ def _check(name: str) -> Callable[[Any, Any], None]:
 _CHECKS = {
     "indices": "finds indices that leave an array for some block",
     "outputs": "finds what is added to outputs that nobody has written",
+    "contents": "finds blocks of pipelines that are copied without having been written, and members"
+    " of unions that others have overwritten",
     "grid": "finds outputs that the grid covers in part or twice",
     "transfers": "compares the bytes that phases of barriers expect with those copied",
     "arrivals": "finds waits for arrivals that can never come",

@@ -19,7 +19,7 @@ import numpy as np
 from pallasite.plugin import SourceLocation
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import JaxprTable, Region
-from pallasite.plugin.language import WarpMesh
+from pallasite.plugin.language import WarpMesh, transforms
 from pallasite_std.checks import values as v
 from pallasite_std.checks.scalars import Memory, Places, ScalarVisitor, Test
 
@@ -55,6 +55,8 @@ class Use:
       certain: whether it takes place for all values of the symbols, within ``narrowed``.
       narrowed: symbols that are known to lie within bounds there.
       thread: the number of the thread.
+      reads, writes: what is done to the memory.
+      member: which of the arrays that share the memory, if it is a union.
       data: symbols that what is written depends on.
     """
 
@@ -65,6 +67,9 @@ class Use:
     certain: bool
     narrowed: Mapping[v.Symbol, tuple[int, int]]
     thread: int
+    reads: bool
+    writes: bool
+    member: Any = None
     data: frozenset[v.Symbol] = frozenset()
 
     @property
@@ -108,6 +113,11 @@ class Accesses(ScalarVisitor):
                 self.use(equation, operands)
                 break
         return None
+
+    def allocation(self, equation: Any, region: Region, position: int) -> Any:
+        variable = region.inputs[position]
+        is_reference = isinstance(variable.aval, _jax.AbstractRef)
+        return Memory(variable, scope=equation) if is_reference else self.unknown(variable)
 
     # Control flow ---------------------------------------------------------------------------------
 
@@ -198,17 +208,17 @@ class Accesses(ScalarVisitor):
 
     def use(self, equation: Any, operands: list[Any]) -> None:
         """Notes how an equation uses the references that it is given."""
-        views = list(views_of(equation, operands))
-        for memory, transforms in views:
+        found = list(views_of(equation, operands))
+        for memory, views in found:
             indexers = tuple(
                 tuple(
                     _span(index, extent)
                     for index, extent in zip(one.indices, one.shape, strict=True)
                 )
-                for one in transforms
+                for one in views
                 if isinstance(one, _jax.NDIndexer) and not one.int_indexer_shape
             )
-            plain = len(indexers) == len(transforms)
+            plain = len(indexers) == len(views)
             self.uses.append(
                 Use(
                     equation,
@@ -218,13 +228,34 @@ class Accesses(ScalarVisitor):
                     self.certain,
                     self.narrowed,
                     self.thread,
+                    *_effects(equation, operands, memory),
+                    _member(views),
                 )
             )
-        if len(views) < sum(type(operand) is Memory for operand in operands):
-            seen = {id(memory) for memory, _ in views}
+        if len(found) < sum(type(operand) is Memory for operand in operands):
+            seen = {id(memory) for memory, _ in found}
             for operand in operands:
                 if type(operand) is Memory and id(operand) not in seen:
                     self.opaque.add(operand.variable)
+
+
+def _member(views: Sequence[Any]) -> Any:
+    return next((one for one in views if isinstance(one, transforms.ExtractAliasedRef)), None)
+
+
+def _effects(equation: Any, operands: Sequence[Any], memory: Memory) -> tuple[bool, bool]:
+    """Whether an equation may read a reference, and whether it may write it."""
+    reads = writes = False
+    for effect in equation.effects:
+        variable = _jax.input_of_effect(effect)
+        if variable is None:
+            continue
+        read = type(effect) is _jax.ReadEffect
+        for number, one in enumerate(equation.invars):
+            if (one is variable or number == variable) and operands[number] is memory:
+                reads, writes = reads or read, writes or not read
+    # What has no effect that is known may do anything.
+    return (reads, writes) if reads or writes else (True, True)
 
 
 def views_of(equation: Any, operands: Sequence[Any]) -> Iterator[tuple[Memory, tuple[Any, ...]]]:

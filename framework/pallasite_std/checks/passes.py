@@ -12,6 +12,7 @@ from pallasite.plugin.jaxprs import JaxprTable
 from pallasite.plugin.language import MemorySpace, memory_space_of
 from pallasite_std.barriers.base import is_barrier
 from pallasite_std.checks.accesses import Accesses, TooLongError, Use
+from pallasite_std.checks.contents import check_contents
 from pallasite_std.checks.early_reads import check_early_reads
 from pallasite_std.checks.grids import repeated, uncovered, windows_of
 from pallasite_std.checks.indices import check_indices
@@ -229,6 +230,15 @@ def run_check_outputs(jaxpr: Any, context: Any) -> None:
     if any(use.memory.number in outputs for use in walk.uses):
         table: JaxprTable = context.jaxprs
         check_early_reads(walk.uses, walk.opaque, outputs, first, jaxpr, table)
+
+
+def run_check_contents(jaxpr: Any, context: Any) -> None:
+    """Raises if shared memory certainly does not hold any more what is read; see
+    :func:`check_contents`."""
+    walk = _walk(jaxpr, context)
+    if walk.complete:
+        threads = (context.mesh and context.mesh.num_threads) or 1
+        check_contents(walk.uses, walk.opaque, threads)
 
 
 def run_check_grid(jaxpr: Any, context: Any) -> None:

@@ -40,13 +40,15 @@ class Memory:
     Attributes:
       variable: the reference in the jaxpr.
       number: among the kernel's inputs and outputs; None for allocations.
+      scope: the equation that allocates it, if that is known.
     """
 
-    __slots__ = ("number", "variable")
+    __slots__ = ("number", "scope", "variable")
 
-    def __init__(self, variable: Any, number: int | None = None):
+    def __init__(self, variable: Any, number: int | None = None, scope: Any = None):
         self.variable = variable
         self.number = number
+        self.scope = scope
 
     @property
     def aval(self) -> Any:

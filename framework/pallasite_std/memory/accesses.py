@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pallasite.plugin import InvalidValueError, SourceLocation
+from pallasite.plugin import InvalidValueError
 from pallasite.plugin.ir import ops
 from pallasite.plugin.layouts import Layout, RegisterLayout
 from pallasite.plugin.lowering import Allocation, RegisterArray, RuleContext, Value, buffer_bytes
 from pallasite_std.memory.access import plan_access
+from pallasite_std.memory.contents import AllocationUse, Part, note_use
 from pallasite_std.memory.overwrites import lanes_of, order_store
 from pallasite_std.memory.proxies import note_store
 from pallasite_std.memory.reference_types import (
@@ -180,20 +180,9 @@ def shared_array(ctx: RuleContext, variable: Any) -> Iterator[MemoryReference]:
         row = Allocation("smem", what, size, offset, ctx.location)
         ctx.launch.note(row)
         reference = shared_reference(ctx.launch, offset, aval.shape, aval.dtype, aval.memory_space)
-        lines: set[SourceLocation] = set()
-        yield laid_out(ctx, variable, dataclasses.replace(reference, lines=lines))
-        _note_lines(ctx, row, lines)
-
-
-def _note_lines(ctx: RuleContext, row: Allocation, lines: set[SourceLocation]) -> None:
-    """Adds the lines that access an allocation to its row, of which there may be several where
-    the scope was lowered before."""
-    rows = ctx.launch.allocations
-    same = [one for one in rows if dataclasses.replace(one, accessed_at=()) == row]
-    lines = lines.union(*(one.accessed_at for one in same))
-    key = operator.attrgetter("file", "line", "column", "function")
-    rows[:] = [one for one in rows if one not in same]
-    rows.append(dataclasses.replace(row, accessed_at=tuple(sorted(lines, key=key))))
+        use, part = AllocationUse(), Part(what, 0, size)
+        yield laid_out(ctx, variable, dataclasses.replace(reference, use=use, part=part))
+        note_use(ctx.launch, row, use)
 
 
 def laid_out(ctx: RuleContext, variable: Any, reference: MemoryReference) -> MemoryReference:

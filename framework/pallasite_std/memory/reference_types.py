@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite.plugin import InvalidValueError, SourceLocation, UnsupportedError
+from pallasite.plugin import InvalidValueError, UnsupportedError
 from pallasite.plugin.inference import ANY
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import MemorySpace
@@ -35,6 +35,7 @@ from pallasite.plugin.lowering import (
     TensorMapParameter,
 )
 from pallasite_std.memory.access import plan_access
+from pallasite_std.memory.contents import AllocationUse, Part
 from pallasite_std.memory.divisibility import known_divisor
 
 
@@ -132,7 +133,8 @@ class MemoryReference:
       peer: where it is, if it is not on this device; ``pointer`` leads there.
       ordered: whether its stores come with barriers also where the kernel has none by itself: it
         belongs to the definition of a primitive, of which the kernel's author knows nothing.
-      lines: those that access the allocation, to be added to; None where nobody asks.
+      use: what is done to the allocation, to be added to; None where nobody asks.
+      part: the array, or member of a union, of the allocation that this is a view of.
       whole: the kernel's buffer, where ``buffer`` has another shape for it; only copies by tensor
         maps take such memory.
     """
@@ -152,7 +154,8 @@ class MemoryReference:
     members: Mapping[Any, MemoryLayout] | None = None
     peer: Elsewhere | None = None
     ordered: bool = False
-    lines: set[SourceLocation] | None = dataclasses.field(default=None, compare=False)
+    use: AllocationUse | None = dataclasses.field(default=None, compare=False)
+    part: Part | None = None
     whole: Buffer | None = None
 
     @property

@@ -66,8 +66,8 @@ def resolve(
             expected="the memory of one device, or a copy from shared memory to that of all",
             hint="use multimem_store and multimem_load_reduce, or remote_ref",
         )
-    if memory.lines is not None and ctx.location is not None:
-        memory.lines.add(ctx.location)
+    if memory.use is not None and ctx.location is not None:
+        memory.use.access(ctx.location, memory.part)
     if ctx.kernel.recorder is not None and memory.space.is_shared:
         ctx.kernel.recorder.view(ctx, reference, memory)
     return memory

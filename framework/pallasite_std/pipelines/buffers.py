@@ -61,12 +61,14 @@ class Buffer:
         )
 
     def copy_out(self, stage: Any, indices: Sequence[Any], predicate: Any = None) -> None:
-        """Starts the copy of a stage to the block at a position; the group stays open."""
+        """Starts the copy of a stage to the block at a position; the group stays open. Whatever
+        the stage is used for next, its contents are not used again."""
         copy_smem_to_gmem(
             self.stage(stage),
             self.block.window(self.gmem_ref, indices),
             predicate=predicate,
             commit_group=False,
+            discard=True,
         )
 
 

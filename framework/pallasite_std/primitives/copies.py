@@ -5,7 +5,7 @@ Bound arguments:
     ``collective_axes`` (tuple or None), ``leader_tracked`` (CopyPartition or None), ``oob_mode``
     (OOBFillMode or None).
   ``copy_smem_to_gmem``: (src, dst, predicate or None); parameters ``commit_group``,
-    ``reduction_op`` (str or None).
+    ``reduction_op`` (str or None), ``discard`` (bool).
   ``async_prefetch``: (ref, predicate or None); parameters ``collective_axes``, ``leader_tracked``.
   ``async_store_smem``: (value, ref, barrier, cluster_idx); parameters ``cluster_dim``,
     ``optimized``, ``atomic``.
@@ -260,9 +260,9 @@ copy_smem_to_gmem_p.multiple_results = True
 
 @_jax.abstract_eval(copy_smem_to_gmem_p)
 def _copy_smem_to_gmem_abstract_eval(
-    *avals: Any, args_tree: Any, commit_group: bool, reduction_op: str | None
+    *avals: Any, args_tree: Any, commit_group: bool, reduction_op: str | None, discard: bool
 ) -> Any:
-    del commit_group
+    del commit_group, discard
     read = (0,) if reduction_op is None else (0, 1)
     return (), arguments.reference_effects(args_tree, len(avals), read=read, written=(1,))
 
@@ -275,6 +275,7 @@ arguments.pretty(
         *([] if args[2] is None else ["if", args[2]]),
         *([] if params["commit_group"] else ["commit_group=False"]),
         *([] if params["reduction_op"] is None else [f"reduction_op={params['reduction_op']}"]),
+        *(["discard"] if params["discard"] else []),
     ],
 )
 
@@ -286,6 +287,7 @@ def copy_smem_to_gmem(
     *,
     commit_group: bool = True,
     reduction_op: str | None = None,
+    discard: bool = False,
 ) -> None:
     """Starts a copy from shared to global memory.
 
@@ -301,6 +303,9 @@ def copy_smem_to_gmem(
         predicate is false.
       reduction_op: combine instead of overwrite: dst = op(dst, src). One of add, min, max, umin,
         umax, smin, smax, inc, dec, and, or, xor.
+      discard: whether what is copied is not used any more: to read ``src`` again before it is
+        written is a mistake, which checks and the simulator's sanitizer report. Pipelines say so of
+        the blocks of outputs.
 
     Raises:
       InvalidTypeError: an argument of the wrong kind.
@@ -326,6 +331,7 @@ def copy_smem_to_gmem(
         arguments.predicate(predicate),
         commit_group=bool(commit_group),
         reduction_op=reduction_op,
+        discard=bool(discard),
     )
 
 

@@ -263,11 +263,14 @@ def _copy_smem_to_gmem(
     args_tree: Any,
     commit_group: bool,
     reduction_op: str | None,
+    discard: bool,
 ) -> Sequence[Value]:
     src, dst, predicate = args_tree.unflatten(operands)
     issue = None
     with remembered():
         source = resolve(ctx, src)
+        if discard and source.use is not None and source.part is not None:
+            source.use.discarded.add(source.part)
         destination = resolve(ctx, dst, pointer=False, copied_to=True)
         try:
             issue = plans.plan_store(ctx, source, destination, reduction_op)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import transforms as tr
 from pallasite.plugin.layouts import row_major
 from pallasite.plugin.lowering import RuleContext
+from pallasite_std.memory.contents import Part
 from pallasite_std.memory.reference_types import MemoryReference
 from pallasite_std.memory.regions import RegionBuilder
 
@@ -26,11 +28,15 @@ def _lower(ctx: RuleContext, reference: MemoryReference, member: Any) -> MemoryR
     pointer = ops.byte_pointer(reference.pointer, member.offset + reference.offset)
     dtype = np.dtype(member.dtype)
     chosen = (reference.members or {}).get(_key(member))
+    bits = types.bit_width(dtype)
+    size = -(-math.prod(member.shape) * bits // 8)
+    part = Part(f"{dtype}{list(member.shape)}", member.offset, size, is_member=True)
     return dataclasses.replace(
         reference,
         pointer=pointer,
+        part=part,
         offset=0,
-        layout=chosen or row_major(member.shape, types.bit_width(dtype)),
+        layout=chosen or row_major(member.shape, bits),
         members=None,
         dtype=dtype,
         window=None,

@@ -114,8 +114,7 @@ def make_sanitizer(
       allocations: who asked for which piece of shared memory.
     """
     groups = parse_groups(checks)
-    shared = [one for one in allocations if one.space in ("smem", "barrier")]
-    return LaunchState(groups, shared) if groups else None
+    return LaunchState(groups, allocations) if groups else None
 
 
 def launches_nothing(launch: LaunchParameters) -> bool:

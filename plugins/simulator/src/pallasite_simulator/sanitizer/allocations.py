@@ -23,6 +23,8 @@ type Line = tuple[str, int, int]
 
 _SHIFT = 4
 
+_MOST_MEMBERS = 255
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
@@ -33,6 +35,10 @@ class Piece:
     end: int
     location: SourceLocation | None = None
     lines: frozenset[Line] = frozenset()
+
+    def holds(self, byte: int) -> bool:
+        """Whether a byte of a block's memory is in it."""
+        return self.start <= byte < self.end
 
     def __str__(self) -> str:
         where = f", from {self.location}" if self.location else ""
@@ -45,6 +51,9 @@ class SharedAllocations:
 
     Attributes:
       pieces: ascending by start.
+      members: of unions, with the lines that access them.
+      discarded: arrays, and members of unions, whose contents are not used after they have been
+        copied to global memory.
     """
 
     def __init__(
@@ -67,12 +76,18 @@ class SharedAllocations:
                 self._of_variables[one.name] = self.pieces[-1]
         dynamic = [one for one in allocations if one.space in ("smem", "barrier")]
         for asked in dynamic:
-            start = first + asked.offset
-            lines = frozenset(_line(one) for one in asked.accessed_at)
-            piece = Piece(asked.what, start, start + asked.amount, asked.location, lines)
+            piece = _piece(asked, first)
             self.pieces.append(piece)
-            for line in lines:
+            for line in piece.lines:
                 self._of_lines.setdefault(line, []).append(piece)
+        found = [_piece(one, first) for one in allocations if one.space == "union member"]
+        self.members = found[:_MOST_MEMBERS]
+        self.discarded = [_piece(one, first) for one in allocations if one.space == "discarded"]
+        self._member_of_line: dict[Line, int] = {}
+        for number, piece in enumerate(self.members, 1):
+            for line in piece.lines:
+                # A line of several members, as that of a function, says nothing.
+                self._member_of_line[line] = 0 if line in self._member_of_line else number
         if not dynamic and limit > first:
             self.pieces.append(Piece("dynamic shared memory", first, limit))
         self.pieces.sort(key=lambda piece: (piece.start, piece.end))
@@ -125,6 +140,12 @@ class SharedAllocations:
             return ()
         return tuple(found)
 
+    def member(self, instruction: Instruction) -> int:
+        """The number of the member, from 1 on, that the instruction's line accesses; 0 if there is
+        none, or if it accesses several."""
+        where = instruction.location
+        return 0 if where is None else self._member_of_line.get(_line(where), 0)
+
     def in_array(self, start: int, end: int) -> bool:
         """Whether bytes are in an array of which it is known what accesses it."""
         return any(
@@ -161,6 +182,12 @@ class SharedAllocations:
             piece = min(after, key=lambda one: one.start)
             return f"{piece.start - within} bytes before {piece}"
         return f"byte {within - SHARED_BASE} of shared memory, where nothing is allocated"
+
+
+def _piece(asked: Allocation, first: int) -> Piece:
+    start = first + asked.offset
+    lines = frozenset(_line(one) for one in asked.accessed_at)
+    return Piece(asked.what, start, start + asked.amount, asked.location, lines)
 
 
 def _line(location: SourceLocation) -> Line:

@@ -220,6 +220,9 @@ class AsyncChecks:
         reads = kind == "read"
         what = Operation(space, reads, not reads, kind == "atomic", operation.instruction)
         lanes = operation.lanes if owners is None else owners
+        if space == "shared" and memory.initialized:
+            copied_out = _is_bulk(operation)
+            memory.initialization.check_contents(what, lanes, offsets, size, copied_out=copied_out)
         if not self._follows:
             self.memory.check_pieces(what, lanes, offsets, size)
             return
@@ -595,7 +598,7 @@ def _is_copy(operation: AsyncOperation) -> bool:
 
 
 def _is_bulk(operation: AsyncOperation) -> bool:
-    """Whether it is waited for as a part of a group of bulk copies."""
+    """Whether it is waited for as a part of a group of bulk copies: those to global memory."""
     return operation.instruction.has("bulk_group")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,10 +15,10 @@ from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer import entries
 from pallasite_simulator.sanitizer.findings import place
 from pallasite_simulator.sanitizer.history import Accessor, History, Operation
+from pallasite_simulator.sanitizer.initialization import Initialization
 from pallasite_simulator.sanitizer.ordering import Ordering
-from pallasite_simulator.sanitizer.outputs import READ_BEFORE, UNWRITTEN
 from pallasite_simulator.sanitizer.report import Reporter, Side, show
-from pallasite_simulator.sanitizer.shadow import Places, Shadow
+from pallasite_simulator.sanitizer.shadow import Places, Shadow, granule
 from pallasite_simulator.sanitizer.undefined import Origin, UndefinedValues
 from pallasite_simulator.types import Array, Values
 
@@ -74,6 +74,7 @@ class MemoryChecks:
             self._suspicious = suspicious if suspicious.any() else None
             self._limited = reporter.allocations.several_variables
         self._undefined = undefined
+        self.initialization = Initialization(wave, reporter, undefined)
         undefined.local = self._local
         self._history = History(launch, ordering)
 
@@ -150,7 +151,7 @@ class MemoryChecks:
             return False
         writer = self.launch.events[int(entries.times(found[positions[0]]))]
         assert accessor.lanes is not None and writer is not None
-        offset = _granule(places, int(positions[0])) << places.level
+        offset = granule(places, int(positions[0])) << places.level
         self.reporter.simple(
             "ld.global.nc of memory that the kernel writes",
             accessor.lanes[np.unique(places.owners(positions))],
@@ -414,9 +415,9 @@ class MemoryChecks:
         checked = operation.space == "shared" or self.added(operation.space)
         if checked and operation.reads and operation.contents and self.initialized:
             known = before if strong is None else before | strong
-            self._check_initialized(known, places, accessor, operation)
+            self.initialization.check_initialized(known, places, accessor, operation)
         if operation.space == "global" and operation.needs_contents and self.outputs:
-            self._check_outputs(before, strong, places, accessor, operation)
+            self.initialization.check_outputs(before, strong, places, accessor, operation)
         if self.recording:
             self._compare(before, "wrote", places, accessor, operation)
             if strong is not None and (not operation.strong or self.launch.traits.narrow):
@@ -556,7 +557,7 @@ class MemoryChecks:
             return
         if before.opcode == "mbarrier":
             verb = "initialized" if before.has("init") else "used"
-        offset = _granule(places, position) << places.level
+        offset = granule(places, position) << places.level
         value = ""
         if operation.values is not None and operation.writes:
             value = show(_bytes_of(operation.values, operation.size)[owner])
@@ -631,7 +632,7 @@ class MemoryChecks:
             return
         position = int(np.flatnonzero(live)[0])
         entry = accessor.entry(int(places.owners(np.array([position]))[0]), operation.flags)
-        where = self.reporter.where("shared", _granule(places, position) << level)
+        where = self.reporter.where("shared", granule(places, position) << level)
         self.reporter.operation(
             "memory of an mbarrier used for something else",
             entry,
@@ -678,103 +679,9 @@ class MemoryChecks:
                 offset = start + int(positions[first]) << level
                 self.reporter.end_of_block(block, offset, verb, int(picked[first]))
 
-    # Initialization -------------------------------------------------------------------------------
-
-    def _check_initialized(
-        self, before: Array, places: Places, accessor: Accessor, operation: Operation
-    ) -> None:
-        if before.all() and self._undefined.stored is None:
-            return
-        if accessor.lanes is not None and operation.instruction.opcode == "ld":
-            self._load_undefined(before, places, accessor, operation)
-            return
-        positions = np.flatnonzero(before == 0)
-        if not len(positions):
-            return
-        offset = _granule(places, int(positions[0])) << places.level
-        where = self.reporter.where(operation.space, offset)
-        text = f"reads {where}, which is uninitialized"
-        hint = "write it before, or load it and wait for the load"
-        kind = f"read of uninitialized {operation.space} memory"
-        if accessor.lanes is not None:
-            lanes = accessor.lanes[np.unique(places.owners(positions))]
-            self.reporter.simple(kind, lanes, text, operation.instruction, hint)
-            return
-        owner = int(places.owners(positions[:1])[0])
-        entry = accessor.entry(owner, operation.flags)
-        self.reporter.operation(kind, entry, text, operation.instruction, hint)
-
-    def _check_outputs(
-        self,
-        before: Array,
-        strong: Array | None,
-        places: Places,
-        accessor: Accessor,
-        operation: Operation,
-    ) -> None:
-        """Reports reads of outputs and scratch that nobody has written."""
-        known = before if strong is None else before | strong
-        if known.all():
-            return
-        positions = np.flatnonzero(known == 0)
-        first = _granule(places, int(positions[0])) << places.level
-        memory = self.wave.memory.global_memory
-        found = memory.allocation_at(first)
-        if found is None or not found.undefined:
-            return
-        if accessor.lanes is not None and operation.instruction.opcode == "ld":
-            self._load_undefined(known, places, accessor, operation)
-            return
-        owner = int(places.owners(positions[:1])[0])
-        self.reporter.operation(
-            READ_BEFORE,
-            accessor.entry(owner, operation.flags),
-            f"{operation.verb} {self.reporter.where('global', first)}, which nobody has written",
-            operation.instruction,
-            UNWRITTEN,
-        )
-
-    def _load_undefined(
-        self, before: Array, places: Places, accessor: Accessor, operation: Operation
-    ) -> None:
-        """Notes which bytes that lanes load are uninitialized."""
-        lanes, offsets, size = accessor.lanes, operation.offsets, operation.size
-        assert lanes is not None and offsets is not None
-        wrong = np.zeros((len(lanes), size), np.bool_)
-        positions = np.flatnonzero(before == 0)
-        owners = places.owners(positions)
-        if places.each == 1:
-            wrong[owners] = True
-        else:
-            wrong.reshape(len(lanes), places.each, -1)[owners, positions % places.each] = True
-        if self._undefined.stored is not None and operation.space == "shared":
-            chosen = slice(None) if places.chosen is None else places.chosen
-            wrong[chosen] |= self._undefined.stored[offsets[chosen, None] + np.arange(size)]
-        if not wrong.any():
-            return
-        first = np.argwhere(wrong)[0]
-        where = self.reporter.where(operation.space, int(offsets[first[0]] + first[1]))
-        origin = Origin(
-            f"read of uninitialized {operation.space} memory",
-            f"reads {where}, which is uninitialized",
-            operation.instruction,
-            UNWRITTEN
-            if operation.space == "global"
-            else "write it before, or load it and wait for the load",
-            lanes[wrong.any(axis=1)],
-        )
-        self._undefined.loaded(lanes, wrong, origin)
-
 
 def _makes_ready(instruction: Instruction) -> bool:
     return instruction.has("init") or instruction.has("inval")
-
-
-def _granule(places: Places, position: int) -> int:
-    granules: Any = places.granules
-    if isinstance(granules, slice):
-        return int(granules.start) + position
-    return int(granules[position])
 
 
 def _bytes_of(values: Array, size: int) -> Array:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pallasite.plugin import SourceLocation
 from pallasite_simulator.ptx.syntax import Instruction
 from pallasite_simulator.sanitizer import entries
 from pallasite_simulator.sanitizer.allocations import SharedAllocations
@@ -122,15 +123,17 @@ class Reporter:
         instruction: Instruction,
         hint: str,
         count: int | None = None,
+        location: SourceLocation | None = None,
     ) -> None:
-        """A finding about some lanes at one instruction."""
+        """A finding about some lanes at one instruction, whose line is that of the finding unless
+        there is a better one."""
         self.launch.findings.add(
             (kind, identity(instruction)),
             lambda: Finding(
                 kind,
                 [f"{self.who(lanes)} {text}", f"at {place(instruction)}"],
                 hint,
-                instruction.location,
+                location or instruction.location,
             ),
             len(lanes) if count is None else count,
         )

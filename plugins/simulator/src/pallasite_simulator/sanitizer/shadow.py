@@ -174,3 +174,11 @@ def _granules(offsets: Array, size: int, level: int) -> tuple[Array, int]:
     if each <= 1:
         return first, 1
     return (first[:, None] + np.arange(each)).reshape(-1), each
+
+
+def granule(places: Places, position: int) -> int:
+    """The number of the granule that is at a position."""
+    granules: Any = places.granules
+    if isinstance(granules, slice):
+        return int(granules.start) + position
+    return int(granules[position])

@@ -25,6 +25,7 @@ from pallasite_simulator.ptx.syntax import (
     Register,
     Vector,
 )
+from pallasite_simulator.sanitizer.contents import Contents
 from pallasite_simulator.sanitizer.findings import place
 from pallasite_simulator.sanitizer.report import Reporter
 from pallasite_simulator.types import TYPES, Array
@@ -89,15 +90,14 @@ class UndefinedValues:
     """Follows the undefined values of one wave.
 
     Attributes:
-      stored: for each byte of shared memory, whether an undefined value was stored there; None
-        while none was anywhere.
+      contents: what shared memory holds.
       local: for each byte of local memory, 1 where it is initialized.
     """
 
     def __init__(self, wave: Wave, reporter: Reporter):
         self.wave = wave
         self.reporter = reporter
-        self.stored: Array | None = None
+        self.contents = Contents(wave, reporter.allocations)
         self.local = np.zeros(0, np.uint8)
         self._reads: list[_Read] = []
         self._loads: list[tuple[Array, Array, Origin]] = []
@@ -137,8 +137,8 @@ class UndefinedValues:
             self._stores.append(access)
         elif self._stores:
             self._stores = []
-        if access.writes and access.space == "shared" and self.stored is not None:
-            self.stored[access.offsets[:, None] + np.arange(access.size)] = False
+        if access.writes and access.space == "shared" and access.instruction.opcode != "mbarrier":
+            self.contents.written(access.instruction, access.offsets, access.size)
 
     def follow(self, lanes: Lanes, instruction: Instruction) -> None:
         """Lanes have executed an instruction that read or loaded undefined values."""
@@ -254,10 +254,8 @@ class UndefinedValues:
     def _mark(self, space: str, places: Array) -> None:
         if space == "local":
             self.local[places] = 0
-            return
-        if self.stored is None:
-            self.stored = np.zeros(len(self.wave.memory.regions["shared"].bytes), np.bool_)
-        self.stored[places] = True
+        else:
+            self.contents.undefined(places)
 
     def _compute(self, lanes: Lanes, instruction: Instruction, reads: list[_Read]) -> None:
         known = self._known(lanes, reads)

@@ -1,0 +1,161 @@
+"""Whether what shared memory holds may be read: it is no undefined value, was not given up, and is
+read through the member of a union that it was written through."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pallasite.plugin import SourceLocation
+from pallasite_simulator.ptx.syntax import Instruction
+from pallasite_simulator.sanitizer.findings import place
+from pallasite_simulator.types import Array
+
+if TYPE_CHECKING:
+    from pallasite_simulator.engine.wave import Wave
+    from pallasite_simulator.sanitizer.allocations import Piece, SharedAllocations
+
+_UNDEFINED, _DISCARDED = 1, 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Bytes that accesses read, but must not.
+
+    Attributes:
+      wrong: which bytes of each access.
+      kind, text, hint: what a report says; the text goes on behind the first of the places.
+      location: the line at fault, if it is not that of the access.
+    """
+
+    wrong: Array
+    kind: str
+    text: str
+    hint: str
+    location: SourceLocation | None = None
+
+
+class Contents:
+    """What the bytes of a wave's shared memory hold."""
+
+    def __init__(self, wave: Wave, allocations: SharedAllocations):
+        self._size = len(wave.memory.regions["shared"].bytes)
+        self._allocations = allocations
+        self._stride = allocations.stride
+        self._state: Array | None = None
+        self._written_by: dict[int, Instruction] = {}
+        self._members: Array | None = None
+        if allocations.members:
+            self._members = np.zeros(self._size, np.uint8)
+
+    # Writes -----------------------------------------------------------------------------------
+
+    def undefined(self, places: Array) -> None:
+        """Undefined values were stored to some bytes."""
+        self._states()[places] = _UNDEFINED
+
+    def written(self, instruction: Instruction, offsets: Array, size: int) -> None:
+        """Something was written to ``size`` bytes at each of the offsets."""
+        if self._state is None and self._members is None:
+            return
+        where = _bytes(offsets, size)
+        if self._state is not None:
+            self._state[where] = 0
+        if self._members is not None:
+            number = self._member(instruction, offsets, size)
+            self._members[where] = number
+            if number:
+                self._written_by[number] = instruction
+
+    def copied_out(self, offsets: Array, size: int) -> None:
+        """What a copy to global memory has read; some arrays are not used after that."""
+        within = offsets % self._stride
+        low, high = int(within.min()), int(within.max()) + size
+        for piece in self._allocations.discarded:
+            if piece.start <= low and high <= piece.end:
+                self._states()[_bytes(offsets, size)] = _DISCARDED
+                return
+
+    def _states(self) -> Array:
+        if self._state is None:
+            self._state = np.zeros(self._size, np.uint8)
+        return self._state
+
+    # Reads ------------------------------------------------------------------------------------
+
+    def unreadable(
+        self, instruction: Instruction, offsets: Array, size: int, *, undefined: bool = True
+    ) -> Unreadable | None:
+        """What an instruction must not read of ``size`` bytes at each of the offsets.
+
+        Args:
+          instruction: it.
+          offsets: in the wave's shared memory.
+          size: in bytes.
+          undefined: whether undefined values count, too.
+        """
+        if self._state is None and self._members is None:
+            return None
+        where = _bytes(offsets, size)
+        shape = (len(offsets), size)
+        if self._state is not None:
+            state = self._state[where].reshape(shape)
+            wrong = state == _DISCARDED
+            if wrong.any():
+                return self._of_earlier_step(wrong, offsets)
+            if undefined and state.any():
+                return Unreadable(
+                    state != 0,
+                    "read of uninitialized shared memory",
+                    ", which is uninitialized",
+                    "write it before, or load it and wait for the load",
+                )
+        if self._members is not None:
+            number = self._member(instruction, offsets, size)
+            found = self._members[where].reshape(shape)
+            wrong = (found != number) & (found != 0)
+            if number and wrong.any():
+                return self._of_other_member(wrong, number, int(found[wrong][0]))
+        return None
+
+    def _of_earlier_step(self, wrong: Array, offsets: Array) -> Unreadable:
+        row, byte = np.argwhere(wrong)[0]
+        within = int(offsets[row] + byte) % self._stride
+        piece = next(one for one in self._allocations.discarded if one.holds(within))
+        return Unreadable(
+            wrong,
+            "read of an output block that was not written",
+            ", which still holds what was copied to global memory in an earlier step",
+            "write the whole block in each step with another block index",
+            piece.location,
+        )
+
+    def _of_other_member(self, wrong: Array, number: int, other: int) -> Unreadable:
+        members = self._allocations.members
+        mine, theirs = members[number - 1].name, members[other - 1].name
+        return Unreadable(
+            wrong,
+            "read through another member of a RefUnion",
+            f" as {mine!r}, which was written as {theirs!r} at {place(self._written_by[other])}",
+            "read data through the member that wrote them, or write this member before",
+        )
+
+    def _member(self, instruction: Instruction, offsets: Array, size: int) -> int:
+        """The number of the union's member that an instruction accesses; 0 if that is not known."""
+        number = self._allocations.member(instruction)
+        if not number:
+            return 0
+        piece: Piece = self._allocations.members[number - 1]
+        within = offsets % self._stride
+        inside = piece.start <= int(within.min()) and int(within.max()) + size <= piece.end
+        return number if inside else 0
+
+
+def _bytes(offsets: Array, size: int) -> Array | slice:
+    """The bytes at each of the offsets."""
+    if len(offsets) == 1:
+        return slice(int(offsets[0]), int(offsets[0]) + size)
+    found: Array = offsets[:, None] + np.arange(size)
+    return found

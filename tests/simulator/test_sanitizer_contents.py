@@ -1,0 +1,248 @@
+"""The sanitizer on shared memory that holds something else than what is read: output blocks of
+pipelines that a step has not written, and members of unions that others have overwritten."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+
+import pallasite
+from pallasite import config
+from pallasite import gpu as plgpu
+from pallasite_simulator import simulate
+
+FLOAT = jnp.float32
+STALE = "read of an output block that was not written"
+OTHER_MEMBER = "read through another member of a RefUnion"
+
+
+def check(function, *inputs):
+    """The findings, and the first output, of a function that calls one kernel."""
+    with config.scoped(disabled_passes="check-contents"):  # It finds some of it.
+        compiled = pallasite.compile(function, *inputs, target="sm_90a")
+    found = simulate(compiled, *inputs, sanitize=True)
+    return found.findings, np.asarray(found.outputs[0])
+
+
+def line_of(text: str) -> int:
+    """The line of this file that ends with a text."""
+    lines = inspect.getsource(inspect.getmodule(line_of)).splitlines()
+    (number,) = [n for n, line in enumerate(lines, 1) if line.endswith(text)]
+    return number
+
+
+def matrix(rows=128, columns=128):
+    return jnp.arange(rows * columns, dtype=FLOAT).reshape(rows, columns)
+
+
+def pipelined(step, grid, in_map, out_map, *, out_rows=128, depth=2, semantics=None):
+    """A kernel that runs a step over blocks of 16 rows."""
+
+    def body(x_ref, out_ref):
+        run = plgpu.emit_pipeline(
+            step,
+            grid=grid,
+            in_specs=[plgpu.BlockSpec((16, 128), in_map)],
+            out_specs=[plgpu.BlockSpec((16, 128), out_map)],
+            max_concurrent_steps=depth,
+        )
+        run(x_ref, out_ref)  # pipeline
+
+    params = plgpu.CompilerParams(lowering_semantics=semantics or plgpu.LoweringSemantics.Warpgroup)
+    out = jax.ShapeDtypeStruct((out_rows, 128), FLOAT)
+    return plgpu.kernel(body, out_type=out, compiler_params=params)
+
+
+@pytest.mark.parametrize("semantics", list(plgpu.LoweringSemantics))
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("skipped", [None, 3, 7])
+def test_step_that_does_not_write_its_block(skipped, depth, semantics):
+    def step(indices, x, out):
+        @pl.when(indices[0] != (-1 if skipped is None else skipped))
+        def _():
+            out[...] = x[...] * 2
+
+    kernel = pipelined(
+        step, (8,), lambda i: (i, 0), lambda i: (i, 0), depth=depth, semantics=semantics
+    )
+    found, y = check(kernel, matrix())
+    if skipped is None:
+        assert found == ()
+        np.testing.assert_array_equal(y, matrix() * 2)
+        return
+    (finding,) = found
+    assert finding.kind == STALE
+    assert finding.location.line == line_of("# pipeline")
+    assert "an earlier step" in str(finding)
+
+
+def test_part_of_a_block_that_is_not_written():
+    def step(indices, x, out):
+        @pl.when(indices[0] < 5)
+        def _():
+            out[8:] = x[8:]
+
+        out[:8] = x[:8]
+
+    (finding,), _ = check(pipelined(step, (8,), lambda i: (i, 0), lambda i: (i, 0)), matrix())
+    assert finding.kind == STALE
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("right", [True, False])
+def test_sums_along_an_axis_of_reduction(right, depth):
+    """The block keeps its contents while its index stays the same, and no longer."""
+
+    def step(indices, x, out):
+        @pl.when((indices[1] == 0) if right else (indices[0] + indices[1] == 0))
+        def _():
+            out[...] = jnp.zeros_like(out)
+
+        out[...] += x[...]
+
+    kernel = pipelined(
+        step, (2, 4), lambda i, k: (4 * i + k, 0), lambda i, k: (i, 0), out_rows=32, depth=depth
+    )
+    found, y = check(kernel, matrix())
+    if right:
+        assert found == ()
+        np.testing.assert_array_equal(y, matrix().reshape(2, 4, 16, 128).sum(1).reshape(32, 128))
+    else:
+        # What is added to a block of before is no value, either.
+        assert [one.kind for one in found] == ["read of uninitialized shared memory"]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_blocks_of_a_warp_specialized_pipeline(right):
+    def body(x_ref, out_ref):
+        def step(indices, x, out):
+            @pl.when(indices[0] != (-1 if right else 5))
+            def _():
+                out[...] = x[...] + 1
+
+        plgpu.emit_pipeline_warp_specialized(
+            step,
+            grid=(8,),
+            in_specs=[plgpu.BlockSpec((16, 128), lambda i: (i, 0))],
+            out_specs=[plgpu.BlockSpec((16, 128), lambda i: (i, 0))],
+            max_concurrent_steps=2,
+            num_compute_wgs=1,
+            memory_registers=40,
+            wg_axis="wg",
+        )(x_ref, out_ref)
+
+    kernel = plgpu.kernel(
+        body, out_type=matrix(), num_threads=2, thread_name="wg", grid=(1,), grid_names=("_",)
+    )
+    found, y = check(kernel, matrix())
+    if right:
+        assert found == ()
+        np.testing.assert_array_equal(y, matrix() + 1)
+    else:
+        assert [one.kind for one in found] == [STALE]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_steps_of_a_grid(right):
+    def body(x_ref, out_ref):
+        @pl.when(pl.program_id(0) != (-1 if right else 2))
+        def _():
+            out_ref[...] = x_ref[...] * 3
+
+    kernel = pl.pallas_call(
+        body,
+        out_shape=matrix(),
+        grid=(8,),
+        in_specs=[pl.BlockSpec((16, 128), lambda i: (i, 0))],
+        out_specs=pl.BlockSpec((16, 128), lambda i: (i, 0)),
+        compiler_params=plgpu.CompilerParams(dimension_semantics=["sequential"]),
+    )
+    found, y = check(kernel, matrix())
+    if right:
+        assert found == ()
+        np.testing.assert_array_equal(y, matrix() * 3)
+    else:
+        assert [one.kind for one in found] == [STALE]
+
+
+# Unions -------------------------------------------------------------------------------------------
+
+
+def union_kernel(body, *, semantics=None, out=jnp.int32, extra=()):
+    params = plgpu.CompilerParams(lowering_semantics=semantics or plgpu.LoweringSemantics.Warpgroup)
+    members = plgpu.RefUnion(plgpu.SMEM((128, 128), FLOAT), plgpu.SMEM((128, 128), jnp.int32))
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128, 128), out),
+        scratch_types=[members, *extra],
+        compiler_params=params,
+    )
+
+
+@pytest.mark.parametrize("semantics", list(plgpu.LoweringSemantics))
+@pytest.mark.parametrize("right", [True, False])
+def test_member_that_another_one_has_overwritten(right, semantics):
+    def body(x_ref, out_ref, union):
+        numbers, integers = union
+        integers[...] = x_ref[...].astype(jnp.int32)
+        total = integers[...] + 1
+        numbers[...] = x_ref[...] + 0.5
+        total += numbers[...].astype(jnp.int32)
+        if right:
+            integers[...] = total
+        out_ref[...] = integers[...]  # member
+
+    found, y = check(union_kernel(body, semantics=semantics), matrix())
+    if right:
+        assert found == ()
+        np.testing.assert_array_equal(y, 2 * np.asarray(matrix()).astype(np.int32) + 1)
+        return
+    (finding,) = found
+    assert finding.kind == OTHER_MEMBER
+    assert finding.location.line == line_of("# member")
+    assert "as 'int32[128, 128]', which was written as 'float32[128, 128]'" in str(finding)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_copies_to_and_from_members(right):
+    def body(x_ref, out_ref, union, loaded):
+        numbers, integers = union
+        plgpu.copy_gmem_to_smem(x_ref, numbers, loaded)
+        plgpu.barrier_wait(loaded)
+        value = numbers[...].astype(jnp.int32)
+        if right:
+            integers[...] = value
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(integers, out_ref)  # copied
+        plgpu.wait_smem_to_gmem(0)
+
+    found, y = check(union_kernel(body, extra=[plgpu.Barrier()]), matrix())
+    if right:
+        assert found == ()
+        np.testing.assert_array_equal(y, np.asarray(matrix()).astype(np.int32))
+        return
+    (finding,) = found
+    assert finding.kind == OTHER_MEMBER and finding.location.line == line_of("# copied")
+
+
+def test_members_of_one_group_and_alike():
+    """Members of a group do not overlap, and two members of one type mean the same."""
+
+    def body(x_ref, out_ref, union):
+        (one, other), (same,) = union
+        one[...] = x_ref[...]
+        other[...] = x_ref[...] * 2
+        out_ref[...] = same[...] + other[...]
+
+    tile = plgpu.SMEM((64, 128), FLOAT)
+    kernel = plgpu.kernel(
+        body, out_type=matrix(64), scratch_types=[plgpu.RefUnion((tile, tile), (tile,))]
+    )
+    found, y = check(kernel, matrix(64))
+    assert found == ()
+    np.testing.assert_array_equal(y, matrix(64) * 3)
