@@ -13,6 +13,7 @@ from pallasite.plugin import UnsupportedError
 from pallasite.plugin.jax_internals import current_user_location
 from pallasite_std.ops.arguments import in_32_bits, matched, without_derivatives, zeros
 from pallasite_std.ops.flash.arguments import AttentionCall, Extras
+from pallasite_std.ops.flash.batching import backward_of_batches, forward_of_batches
 
 type Gradients = tuple[Any, Any, Any, Any]
 """Of q, k, v and the bias, the last one None if it is not wanted."""
@@ -34,11 +35,20 @@ def differentiable_attention(
         and query. ``backward`` takes both.
     """
 
+    def split(q: Any, k: Any, extras: Extras, lse: Any) -> Any:
+        whole = of_queries is None or lse.shape[2:] == q.shape[1:2]
+        return lse if whole else of_queries(q, k, extras, lse)
+
     def any_forward(
         call: AttentionCall, residuals: bool, q: Any, k: Any, v: Any, extras: Extras
     ) -> tuple[Any, ...]:
         if 0 not in (*q.shape, *k.shape, *v.shape):
-            return forward(q, k, v, extras, call, residuals)
+
+            def one(q: Any, k: Any, v: Any, extras: Extras) -> tuple[Any, ...]:
+                return forward(q, k, v, extras, call, residuals)
+
+            found: tuple[Any, ...] = forward_of_batches(one, split)(q, k, v, extras)
+            return found
         batch, q_seq, q_heads, _ = q.shape
         lse = zeros((batch, q_heads, q_seq), jnp.float32, q, k, v) - jnp.inf
         return zeros((*q.shape[:3], v.shape[3]), q.dtype, q, k, v), lse
@@ -47,10 +57,16 @@ def differentiable_attention(
         *residuals, d_out = saved
         q, k, v, extras, *_ = residuals
         if 0 not in (*q.shape, *k.shape, *v.shape):
-            return backward(call, tuple(residuals), d_out, with_bias)
+
+            def one(*saved: Any) -> Gradients:
+                return backward(call, saved[:-1], saved[-1], with_bias)
+
+            if with_bias:
+                return one(*residuals, d_out)
+            found: Gradients = backward_of_batches(one)(*residuals, d_out)
+            return found
         given = [q, k, v, *([extras.bias] if with_bias else [])]
-        found = [zeros(one.shape, one.dtype, q, k, v) for one in given]
-        d_q, d_k, d_v, *d_bias = found
+        d_q, d_k, d_v, *d_bias = (zeros(one.shape, one.dtype, q, k, v) for one in given)
         return d_q, d_k, d_v, d_bias[0] if d_bias else None
 
     def attention(call: AttentionCall, *arrays: Any) -> Any:
@@ -102,9 +118,7 @@ def differentiable_attention(
         out, lse = without_derivatives(
             "attention_forward", "attention() has derivatives", function
         )(*_matched(q, k, v, extras))
-        if of_queries is not None and lse.shape[2:] != q.shape[1:2]:
-            lse = of_queries(q, k, extras, lse)
-        return out, lse
+        return out, split(q, k, extras, lse)
 
     def gradients(q: Any, k: Any, v: Any, extras: Extras, *rest: Any) -> tuple[Any, Any, Any]:
         out, lse, d_out, call = rest
