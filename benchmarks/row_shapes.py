@@ -30,6 +30,7 @@ import side_by_side
 import timing
 
 from pallasite import gpu as plgpu
+from pallasite_std.inference import costs
 from pallasite_std.math import values
 from pallasite_std.ops.rows import (
     column_sums,
@@ -57,6 +58,7 @@ from pallasite_std.ops.rows import (
 
 CACHING = (
     column_sums,
+    costs,
     cross_entropy_kernels,
     gated,
     norm_beside,
@@ -198,6 +200,10 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "four steps at least": ((norm_kernels, "LEAST_STEPS", 4),),
     "pipelines of few steps": ((pipelines, "_STEPS", 2),),
     "segments of the longest rows": ((segments, "LEAST_COLUMNS", 1 << 19),),
+    "parts of sectors as cheap as whole ones": (
+        (costs, "_PARTIAL", 0.0),
+        (norm_kernels.Norm, "name", property(lambda norm: "norm_by_parts")),
+    ),
     "no segments": ((segments, "LEAST_COLUMNS", 1 << 40),),
 }
 """What is changed in modules."""

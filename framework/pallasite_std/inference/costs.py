@@ -33,6 +33,10 @@ SYNCHRONIZATION = 32.0
 _SECTOR = 32
 """Bytes of global memory that are moved together."""
 
+_MISALIGNED, _PARTIAL = 1.5, 2.0
+"""Accesses to a sector, on average, up to which rows that do not begin at sectors are at fault; and
+what each beyond them costs: the L2 cache takes as long for a part of a sector as for all of it."""
+
 _ELEMENT_BY_ELEMENT = 16.0
 """How much slower an access is whose addresses are computed one by one."""
 
@@ -207,17 +211,21 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
         return WARPS * transfer_passes(plan) + issue
     # What several warps load comes out of the cache; lanes are counted in the sectors. One thread
     # accesses the end of an odd extent.
-    passes = len(plan.accesses) * _sectors(plan) / 4
-    ends = len(plan.everything) - len(plan.accesses)
+    sectors = len(plan.accesses) * _sectors(plan)
+    passes = sectors / 4
+    ends, partial = len(plan.everything) - len(plan.accesses), 0.0
+    if any(n & (n - 1) for n in layout.shape):
+        whole = memory.size * memory.element_bits / 8 / _SECTOR
+        partial = _PARTIAL * max(0.0, layout.warp_count * sectors - _MISALIGNED * whole)
     if not _is_odd(layout):
-        return layout.warp_count * passes + ends + issue
+        return layout.warp_count * passes + ends + issue + partial
     # Narrow accesses take a pass each, of the warps that load the same, too.
     passes = max(passes, len(plan.accesses))
     all_warps = layout.warp_count * passes
     row = layout.flat or len(layout.shape) == 1
     if row and layout.is_padded and memory.is_contiguous:
         all_warps = memory.size * memory.element_bits / 8 / 128  # Without the padding.
-    cost = max(all_warps, WARPS * len(plan.accesses)) + _END * ends + issue
+    cost = max(all_warps, WARPS * len(plan.accesses)) + _END * ends + issue + partial
     return cost + (_reordered(plan) if memory.element_bits < 32 else 0)
 
 
