@@ -13,7 +13,7 @@ import numpy as np
 import pallasite
 from pallasite_hopper.ops.ragged import kernel, transposed_kernel, transposed_tiles
 from pallasite_hopper.ops.ragged.choice import Groups, best_configs, chosen_config
-from pallasite_hopper.ops.ragged.config import RaggedConfig, default_config, ragged_configs
+from pallasite_hopper.ops.ragged.config import RaggedConfig, ragged_configs, transposed_config
 from pallasite_std.api import (
     aligned,
     differentiable_ragged,
@@ -160,10 +160,11 @@ def _transposed_product(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any)
         run = functools.partial(_run_transposed, out_dtype)
         extents = a.shape[1], b.shape[1], out_dtype.itemsize
 
-        def candidates() -> list[RaggedConfig]:
-            return ragged_configs(*extents)
+        default, operands = transposed_config(*extents), (a, b, sizes)
 
-        default, operands = default_config(*extents), (a, b, sizes)
+        def candidates() -> list[RaggedConfig]:
+            return list(dict.fromkeys([default, *ragged_configs(*extents)]))
+
         name = "transposed_ragged_matmul"
         config = _choose(name, candidates, default, run, operands, (out_dtype,))
     return _run_transposed(out_dtype, config, a, b, sizes)
