@@ -17,8 +17,10 @@ from pallasite.codegen.assembler import assemble
 from pallasite.codegen.tools import find_tool
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_hopper.ops import MixedConfig, mixed_configs, mixed_matmul
+from pallasite_hopper.ops.mixed import kernel
 from pallasite_hopper.ops.mixed.choice import default_config
 from pallasite_hopper.ops.mixed.config import SHARED_MEMORY
+from pallasite_std.api import MixedProblem
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F16 = np.dtype(np.float16)
@@ -156,6 +158,43 @@ def test_split_depth(split, tile_m, scaled):
 )
 def test_configurations(config):
     check(*inputs(40, 264, 320), config=config)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize(
+    ("options", "blocks", "weights"),
+    [
+        # Of ten tiles four blocks share the last two, of whose sums one has all or each a part.
+        ({"last_parts": 2, "tile_m": 24, "epilogue_m": 16, "stages": 3}, 4, jnp.int8),
+        ({"last_parts": 2, "tile_m": 32, "epilogue_m": 16, "stages": 2}, 6, jnp.int4),
+        # None are left, or too many.
+        ({"last_parts": 2, "tile_m": 24, "epilogue_m": 8, "stages": 3}, 10, jnp.int8),
+        ({"last_parts": 2, "tile_m": 24, "epilogue_m": 8, "stages": 3}, 7, jnp.int8),
+        ({"alternate": True, "tile_m": 24, "epilogue_m": 16, "stages": 3}, 3, jnp.int8),
+        (
+            {"alternate": True, "tile_m": 24, "tile_n": 64, "epilogue_m": 8, "stages": 2},
+            3,
+            jnp.int4,
+        ),
+        (
+            {"alternate": True, "tile_m": 32, "epilogue_m": 32, "stages": 4, "cluster": 2},
+            4,
+            jnp.int8,
+        ),
+    ],
+)
+def test_several_tiles_of_a_block(options, blocks, weights):
+    a, w = inputs(100, 256, 320, BF16, weights)
+    bits = {jnp.int8: 8, jnp.int4: 4}[weights]
+    problem = MixedProblem(
+        m=100, n=256, k=320, dtype=BF16, weights=np.dtype(weights), weight_bits=bits,
+        out_dtype=np.dtype(np.float32), transposed=True, turned=False, group=0, column_scale=False,
+    )  # fmt: skip
+    with pallasite.config.scoped(sanitize=True):
+        run = jax.jit(kernel.build(problem, MixedConfig(**options), blocks))
+        result = run(jnp.asarray(a), jnp.asarray(w.T.astype(weights)))
+    expected = a.astype(np.float64) @ w
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
 @pytest.mark.runs_kernels
@@ -311,7 +350,7 @@ def test_message_of_dtypes():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("tile_m", 12), ("tile_n", 64), ("tile_k", 32), ("pieces", 3), ("stages", 1), ("split_k", 0),
-     ("cluster", 3), ("grid_minor", "k"), ("epilogue_m", 20)],
+     ("cluster", 3), ("grid_minor", "k"), ("epilogue_m", 20), ("last_parts", 3)],
 )  # fmt: skip
 def test_configuration_messages(name, value):
     with pytest.raises(InvalidValueError, match=f"MixedConfig.{name} does not fit"):

@@ -21,6 +21,8 @@ class MixedConfig:
       tile_m: rows of the result that a block computes at a time, a multiple of 8 up to 256.
       tile_n: columns, a multiple of 64 for each warpgroup.
       warpgroups: that share the columns, 1 or 2.
+      alternate: whether two warpgroups take turns: each computes a tile of its own, and writes it
+        while the other one multiplies. Not together with ``split_k`` and ``last_parts``.
       tile_k: depth of one step, a multiple of 64.
       pieces: parts of a step that are converted and multiplied in turn, an even number of at least
         32 elements.
@@ -28,6 +30,8 @@ class MixedConfig:
       split_k: so many blocks share the work on a tile, each a part of k, as a cluster (so 1 to 8).
         Each adds up the sums of a part of the rows, if these are multiples of 8; else the first one
         has all of them.
+      last_parts: blocks of a cluster, 1 or 2, that share the steps of one tile each of those that
+        whole rounds of tiles leave. Not together with ``split_k`` and ``cluster``.
       cluster: blocks beside each other along n, 1 or 2, that fetch their activations together.
       group: so many tiles along ``grid_minor`` are visited before going on along the other
         direction.
@@ -40,10 +44,12 @@ class MixedConfig:
     tile_m: int = 256
     tile_n: int = 128
     warpgroups: int = 2
+    alternate: bool = False
     tile_k: int = 64
     pieces: int = 2
     stages: int = 4
     split_k: int = 1
+    last_parts: int = 1
     cluster: int = 1
     group: int = 8
     grid_minor: str = "n"
@@ -55,13 +61,17 @@ class MixedConfig:
             self.tile_m % 8 == 0 and 0 < self.tile_m <= 256, "tile_m", "a multiple of 8 up to 256"
         )
         self._require(self.warpgroups in (1, 2), "warpgroups", "1 or 2")
-        fits = self.tile_n % (64 * self.warpgroups) == 0 and self.tile_n > 0
+        fits = not self.alternate or (self.warpgroups == 2 and self.parts == 1)
+        self._require(fits, "alternate", "two warpgroups, without split_k and last_parts")
+        fits = self.warpgroup_n % 64 == 0 and self.tile_n > 0
         self._require(fits, "tile_n", "a multiple of 64 for each warpgroup")
         self._require(self.tile_k % 64 == 0 and self.tile_k > 0, "tile_k", "a multiple of 64")
         fits = self.pieces > 0 and self.pieces % 2 == 0 and self.tile_k % (32 * self.pieces) == 0
         self._require(fits, "pieces", "an even number of parts of tile_k, of 32 elements or more")
         self._require(self.stages >= 2, "stages", "at least 2")
         self._require(1 <= self.split_k <= 8, "split_k", "1 to 8")
+        alone = self.last_parts == 1 or (self.last_parts == 2 and self.split_k == self.cluster == 1)
+        self._require(alone, "last_parts", "1, or 2 without split_k and cluster")
         self._require(self.cluster in (1, 2), "cluster", "1 or 2")
         fits = self.cluster == 1 or self.tile_m % 16 == 0
         self._require(
@@ -78,9 +88,19 @@ class MixedConfig:
             )
 
     @property
+    def warpgroup_n(self) -> int:
+        """Columns that a warpgroup computes of a tile."""
+        return self.tile_n if self.alternate else self.tile_n // self.warpgroups
+
+    @property
+    def parts(self) -> int:
+        """Blocks that share a tile, each tile or the last ones."""
+        return max(self.split_k, self.last_parts)
+
+    @property
     def exchanges(self) -> bool:
         """Whether each block that shares a tile adds up and writes a part of its rows."""
-        return self.split_k > 1 and self.tile_m % (8 * self.split_k) == 0
+        return self.parts > 1 and self.tile_m % (8 * self.parts) == 0
 
     def scale_rows(self, group: int) -> int:
         """Rows of factors that one step reads, with groups of so many elements; 0 without."""
@@ -103,10 +123,10 @@ class MixedConfig:
         """
         step = self.tile_m * self.tile_k * 2 + self.tile_n * self.tile_k * weight_bits // 8
         step += self.scale_rows(group) * self.tile_n * 2
-        staging = 2 * self.epilogue_m * self.tile_n * out_size
-        sums = (self.split_k - 1) * self.tile_m * self.tile_n * 4
+        staging = 2 * self.warpgroups * self.epilogue_m * self.warpgroup_n * out_size
+        sums = (self.parts - 1) * self.tile_m * self.tile_n * 4
         if self.exchanges:
-            sums //= self.split_k
+            sums //= self.parts
         return self.stages * step + staging + sums + _RESERVE
 
     def filled(self, weight_bits: int, out_size: int, group: int = 0) -> MixedConfig:

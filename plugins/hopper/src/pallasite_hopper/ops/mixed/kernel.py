@@ -9,6 +9,7 @@ sets of registers, since a matmul reads its own until it is done.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -34,23 +35,30 @@ def build(
 ) -> Callable[..., jax.Array]:
     """The kernel as a function of the activations, the weights and the scales."""
     loop = _Loop(problem, config)
+    if config.last_parts > 1 and not loop.shares_last(multiprocessors):
+        config = dataclasses.replace(config, last_parts=1)
+        loop = _Loop(problem, config)
     out_dtype = np.dtype(problem.out_dtype)
-    split, compute = config.split_k, config.warpgroups
+    split, compute = config.parts, config.warpgroups
     # Where k is split, each cluster has one tile, so that the buffers for sums are used once.
-    clusters = loop.tiles if split > 1 else min(multiprocessors // config.cluster, loop.tiles)
+    clusters = multiprocessors // (config.cluster * config.last_parts)
+    if config.last_parts == 1:
+        clusters = loop.tiles if config.split_k > 1 else min(clusters, loop.tiles)
     weights = (
         (config.tile_n, config.tile_k) if problem.transposed else (config.tile_k, config.tile_n)
     )
-    part = config.tile_n // compute
+    part = config.warpgroup_n
     scratch = {
         "a_smem": plgpu.SMEM((config.stages, config.tile_m, config.tile_k), problem.dtype),
         "w_smem": plgpu.SMEM((config.stages, *weights), problem.weights),
         "out_smem": plgpu.SMEM((compute * 2, config.epilogue_m, part), out_dtype),
-        "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=config.stages),
-        "empty": plgpu.Barrier(num_arrivals=compute, num_barriers=config.stages)
+        "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=config.stages * loop.turns),
+        "empty": plgpu.Barrier(num_arrivals=compute // loop.turns, num_barriers=config.stages)
         if config.cluster == 1
         else plgpu.ClusterBarrier(
-            collective_axes=("side",), num_arrivals=compute, num_barriers=config.stages
+            collective_axes=("side",),
+            num_arrivals=compute // loop.turns,
+            num_barriers=config.stages,
         ),
     }
     if split > 1:
@@ -99,6 +107,26 @@ def _fractions(weights: Any) -> Any:
     return found - jnp.bfloat16(1) if signed else found
 
 
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """A tile of the result.
+
+    Attributes:
+      m, n: its first row and column.
+      first, steps: a block's steps along k.
+      shared: whether the blocks of a cluster have a part of the steps each; None if that is the
+        same of all tiles.
+      turn: the warpgroup that computes it, if they take turns.
+    """
+
+    m: Any
+    n: Any
+    first: Any
+    steps: Any
+    shared: Any = None
+    turn: Any = 0
+
+
 class _Loop:
     """The body of the kernel for one problem and configuration."""
 
@@ -117,6 +145,21 @@ class _Loop:
     def tiles(self) -> int:
         """Tiles of the result, those that a cluster shares counted as one."""
         return self.m_tiles * self.n_tiles
+
+    @property
+    def turns(self) -> int:
+        """Warpgroups that take turns. Each has barriers of its own for filled stages."""
+        return self.config.warpgroups if self.config.alternate else 1
+
+    def _full(self, turn: Any, stage: Any) -> Any:
+        """The number of the barrier of a filled stage."""
+        return stage if self.turns == 1 else turn * self.config.stages + stage
+
+    def shares_last(self, multiprocessors: int) -> bool:
+        """Whether whole rounds leave tiles, no more than there are clusters to share them."""
+        clusters = multiprocessors // self.config.last_parts
+        left = self.tiles % (clusters * self.config.last_parts)
+        return 0 < left <= clusters and self.k_steps >= self.config.last_parts
 
     def run(
         self,
@@ -152,31 +195,73 @@ class _Loop:
         pl.when(warpgroup == compute_warpgroups)(memory)
         pl.when(warpgroup < compute_warpgroups)(compute)
 
-    def _over_tiles(self, body: Callable[[Any, Any, Any], Any], carry: Any) -> Any:
-        """``carry = body(m, n, carry)`` for each of this block's tiles, one if k is split."""
+    def _over_tiles(self, body: Callable[[_Tile, Any], Any], carry: Any, turn: Any = None) -> Any:
+        """``carry = body(tile, carry)`` for each of this block's tiles, one if k is split; of one
+        turn only, if it is given."""
         config = self.config
         block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
+        if config.last_parts > 1:
+            return self._over_shared_tiles(body, carry)
         count = lax.div(self.tiles - 1 - block, blocks) + 1
+        if turn is not None:
+            count = lax.div(count + (self.turns - 1) - turn, self.turns)
+        first, steps = self._range()
 
         def one(step: Any, carry: Any) -> Any:
-            index = block + step * blocks
-            minor = 0 if config.grid_minor == "m" else 1
-            m, n = plgpu.planar_snake(index, (self.m_tiles, self.n_tiles), minor, config.group)
-            if config.cluster > 1:
-                n = n * config.cluster + lax.axis_index("side")
-            return body(m * config.tile_m, n * config.tile_n, carry)
+            if turn is not None:
+                step = step * self.turns + turn
+            m, n = self._place(block + step * blocks)
+            tile = _Tile(m, n, first, steps)
+            if self.turns > 1:
+                tile = dataclasses.replace(tile, turn=lax.rem(step, jnp.int32(self.turns)))
+            return body(tile, carry)
 
         return lax.fori_loop(0, count, one, carry)
 
+    def _over_shared_tiles(self, body: Callable[[_Tile, Any], Any], carry: Any) -> Any:
+        """The same where the blocks of a cluster share a last tile: whole rounds come before."""
+        parts, clusters = self.config.last_parts, jax.lax.axis_size("blocks")
+        cluster, part = lax.axis_index("blocks"), lax.axis_index("part")
+        rounds, left = divmod(self.tiles, clusters * parts)
+        some_first, some_steps = self._range()
+
+        def one(step: Any, carry: Any) -> Any:
+            shared = step == rounds
+            own = (step * clusters + cluster) * parts + part
+            index = lax.select(shared, rounds * clusters * parts + cluster, own)
+            m, n = self._place(index)
+            first = lax.select(shared, some_first, jnp.int32(0))
+            steps = lax.select(shared, some_steps, jnp.int32(self.k_steps))
+            return body(_Tile(m, n, first, steps, shared), carry)
+
+        return lax.fori_loop(0, rounds + (cluster < left).astype(jnp.int32), one, carry)
+
+    def _place(self, index: Any) -> tuple[Any, Any]:
+        """The first row and column of a block's tile of those that come ``index``-th."""
+        config = self.config
+        minor = 0 if config.grid_minor == "m" else 1
+        m, n = plgpu.planar_snake(index, (self.m_tiles, self.n_tiles), minor, config.group)
+        if config.cluster > 1:
+            n = n * config.cluster + lax.axis_index("side")
+        return m * config.tile_m, n * config.tile_n
+
     def _range(self) -> tuple[Any, Any]:
-        """The first step along k, and the number of steps (1 at least: zeros beyond the end)."""
-        if self.config.split_k == 1:
+        """The first step along k of this block of those that share a tile, and the number of its
+        steps (1 at least: zeros beyond the end)."""
+        if self.config.parts == 1:
             return jnp.int32(0), self.k_steps
-        return steps_of(lax.axis_index("part"), self.config.split_k, self.k_steps)
+        return steps_of(lax.axis_index("part"), self.config.parts, self.k_steps)
 
     def _next(self, stage: Any) -> Any:
         following = stage + 1
         return lax.select(following == self.config.stages, jnp.int32(0), following)
+
+    def _after(self, stage: Any, steps: int) -> Any:
+        """The stage that comes so many steps later."""
+        following = stage + steps % self.config.stages
+        return lax.select(
+            following >= self.config.stages, following - self.config.stages, following
+        )
 
     # The producer warpgroup -----------------------------------------------------------------------
 
@@ -193,9 +278,8 @@ class _Loop:
     ) -> None:
         config, problem = self.config, self.problem
 
-        def tile(m: Any, n: Any, carry: Any) -> Any:
-            rows, columns = pl.ds(m, config.tile_m), pl.ds(n, config.tile_n)
-            start, steps = self._range()
+        def tile(place: _Tile, carry: Any) -> Any:
+            rows, columns = pl.ds(place.m, config.tile_m), pl.ds(place.n, config.tile_n)
 
             def step(index: Any, carry: Any) -> Any:
                 stage, filled = carry
@@ -203,24 +287,25 @@ class _Loop:
                 # The first time round the stages are free.
                 pl.when(filled >= config.stages)(lambda: plgpu.barrier_wait(empty.at[stage]))
 
-                first = (start + index) * config.tile_k
+                first = (place.first + index) * config.tile_k
                 depth = pl.ds(first, config.tile_k)
+                filled_by = full.at[self._full(place.turn, stage)]
                 window = w.at[columns, depth] if problem.transposed else w.at[depth, columns]
-                plgpu.copy_gmem_to_smem(window, w_smem.at[stage], full.at[stage])
+                plgpu.copy_gmem_to_smem(window, w_smem.at[stage], filled_by)
                 plgpu.copy_gmem_to_smem(
                     a.at[rows, depth],
                     a_smem.at[stage],
-                    full.at[stage],
+                    filled_by,
                     collective_axes="side" if config.cluster > 1 else None,
                 )
                 if problem.group:
                     groups = pl.ds(lax.div(first, problem.group), self.scale_rows)
                     plgpu.copy_gmem_to_smem(
-                        scales[0].at[groups, columns], scale_smem.at[stage], full.at[stage]
+                        scales[0].at[groups, columns], scale_smem.at[stage], filled_by
                     )
                 return self._next(stage), filled + 1
 
-            return lax.fori_loop(0, steps, step, carry)
+            return lax.fori_loop(0, place.steps, step, carry)
 
         self._over_tiles(tile, (jnp.int32(0), jnp.int32(0)))
 
@@ -229,7 +314,7 @@ class _Loop:
     def _compute(
         self,
         warpgroup: Any,
-        finish: Callable[[Any, Any, Any], None],
+        finish: Callable[[Any, _Tile, Any], None],
         a_smem: Any,
         w_smem: Any,
         scale_smem: Any,
@@ -237,8 +322,9 @@ class _Loop:
         empty: Any,
     ) -> None:
         config, problem = self.config, self.problem
-        part = config.tile_n // config.warpgroups
-        rows = pl.ds(warpgroup * part, part)
+        part, own = config.warpgroup_n, config.alternate  # Each has tiles of its own.
+        column = jnp.int32(0) if own else warpgroup * part
+        rows = pl.ds(column, part)
 
         def loaded(stage: Any) -> Any:
             """A warpgroup's weights of one step; all loads are issued at once."""
@@ -267,11 +353,9 @@ class _Loop:
             right = plgpu.transpose_ref(a_smem.at[stage, :, pl.ds(start, self.depth)], (1, 0))
             plgpu.wgmma(acc, left, right, accumulate=accumulate)
 
-        def tile(m: Any, n: Any, stage: Any) -> Any:
-            _, steps = self._range()
-
+        def tile(place: _Tile, stage: Any) -> Any:
             def scope(acc: Any) -> Any:
-                plgpu.barrier_wait(full.at[stage])
+                plgpu.barrier_wait(full.at[self._full(warpgroup, stage)])
                 weights = loaded(stage)
                 for piece in range(config.pieces):
                     multiply(acc, weights, stage, piece, accumulate=piece > 0)
@@ -280,7 +364,7 @@ class _Loop:
 
                 def step(_: Any, previous: Any) -> Any:
                     current = self._next(previous)
-                    plgpu.barrier_wait(full.at[current])
+                    plgpu.barrier_wait(full.at[self._full(warpgroup, current)])
                     weights = loaded(current)
                     for piece in range(config.pieces):
                         multiply(acc, weights, current, piece, accumulate=True)
@@ -289,16 +373,20 @@ class _Loop:
                             plgpu.barrier_arrive(empty.at[previous])
                     return current
 
-                last = lax.fori_loop(1, steps, step, stage)
+                last = lax.fori_loop(1, place.steps, step, stage)
                 sums = acc[...]
                 plgpu.barrier_arrive(empty.at[last])
-                finish(sums, m, n + warpgroup * part)
-                return self._next(last)
+                finish(sums, place, column)
+                return self._after(last, (self.turns - 1) * self.k_steps + 1)
 
             shape = (part, config.tile_m)
             return pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
 
-        self._over_tiles(tile, jnp.int32(0))
+        if own:
+            first = lax.rem(warpgroup * self.k_steps, jnp.int32(config.stages))
+            self._over_tiles(tile, first, turn=warpgroup)
+        else:
+            self._over_tiles(tile, jnp.int32(0))
 
     def _finish(
         self,
@@ -308,19 +396,24 @@ class _Loop:
         out_smem: Any,
         received: Received,
         sums: Any,
-        m: Any,
-        n: Any,
+        place: _Tile,
+        column: Any,
     ) -> None:
         """Writes a warpgroup's part of a finished tile, where blocks share it after adding up."""
 
         def write(total: Any, first: int) -> None:
-            self._write(warpgroup, scales, out, out_smem, total, m + first, n)
+            m, n = place.m + first, place.n + column
+            self._write(warpgroup, scales, out, out_smem, total, m, n)
 
-        if self.config.split_k == 1:
+        if self.config.parts == 1:
             write(sums, 0)
             return
         add = exchange if self.config.exchanges else collect
-        add(self.config.split_k, warpgroup, received, sums, write)
+        shared = functools.partial(add, self.config.parts, warpgroup, received, sums, write)
+        if place.shared is None:
+            shared()
+            return
+        lax.cond(place.shared, shared, lambda: write(sums, 0))
 
     def _write(
         self, warpgroup: Any, scales: Any, out: Any, out_smem: Any, sums: Any, m: Any, n: Any
@@ -335,7 +428,8 @@ class _Loop:
             if self.fractions:
                 factors = factors * _DENOMINATOR
         parts = -(-count // width)
-        uneven = parts % 2 != 0
+        # Nor do they if a shared tile, of which fewer rows are written, comes after another one.
+        uneven = parts % 2 != 0 or self.config.last_parts > 1
         for part in range(parts):
             written = min(width, count - part * width)
             staging = out_smem.at[warpgroup * 2 + part % 2]
