@@ -23,6 +23,8 @@ from pallasite_hopper.ops.dense.few_rows import build as build_few_rows
 from pallasite_hopper.ops.dense.joined_rows import JoinedRowsConfig
 from pallasite_hopper.ops.dense.joined_rows import build as build_joined_rows
 from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build, resident_clusters
+from pallasite_hopper.ops.dense.outer import build as build_outer
+from pallasite_hopper.ops.dense.outer import outer_config
 from pallasite_hopper.ops.dense.padding import aligned
 from pallasite_hopper.ops.dense.turned import left_to_xla as turned_left_to_xla
 from pallasite_hopper.ops.dense.unaligned import AnyRowsConfig, left_to_xla, without_copies
@@ -63,6 +65,9 @@ def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array
             return kernel(a, b, *map(jnp.atleast_1d, extras))
         if _left_to_xla(problem, call.epilogue):
             return _by_xla(problem, call.epilogue, a, b, extras)
+        few_products = _outer(problem, call.epilogue)
+        if few_products is not None:
+            return few_products(a, b)
     chosen = call.config or _choose(problem, call.epilogue, a, b, extras)
     return _run(problem, call.epilogue, chosen, a, b, extras)
 
@@ -73,6 +78,14 @@ def _without_copies(problem: MatmulProblem, epilogue: Epilogue) -> AnyRowsConfig
         return None
     xla = _xla_multiplies(problem)
     return without_copies(problem_sizes(problem), plain=_is_plain(epilogue), xla=xla)
+
+
+def _outer(problem: MatmulProblem, epilogue: Epilogue) -> Callable[..., jax.Array] | None:
+    """The kernel that adds up outer products, if it is the fastest."""
+    if problem.accumulator != np.float32 or not _is_plain(epilogue):
+        return None
+    config = outer_config(problem_sizes(problem))
+    return None if config is None else _outer_kernel(problem, config)
 
 
 def in_tf32_by_xla(problem: MatmulProblem, count: int = 1) -> bool:
@@ -325,3 +338,4 @@ def _joined_rows(
 
 
 _kernel = functools.lru_cache(maxsize=256)(build)
+_outer_kernel = functools.lru_cache(maxsize=256)(build_outer)

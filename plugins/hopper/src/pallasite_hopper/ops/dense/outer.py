@@ -1,0 +1,99 @@
+"""Products of a transposed operand with very few elements along k: sums of outer products.
+
+Gradients of weights by few tokens are such products. They take as long as memory takes to write the
+result, so lanes multiply: no tensor cores, no shared memory, nothing that the first stores wait for
+but two loads. A lane has 8 columns of a block's rows, whose factors all lanes load.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasite import gpu as plgpu
+from pallasite_hopper.ops.dense.cost import Sizes
+from pallasite_std.api import MatmulProblem
+
+MOST_PRODUCTS = 8
+"""Elements along k at most. With more of them, multiplying takes longer than writing (an H200,
+2026-11: 10.2 µs for 4096x4096x8, where tensor cores take 10.7, but 20.2 and 15.7 for
+3072x8192x13)."""
+
+_VECTOR, _LANES = 8, 128
+_LEAST_COLUMNS = 512
+"""Columns of a block of several along the columns."""
+_LEAST_WIDTH = 256
+"""Columns of a result."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OuterConfig:
+    """The configuration of the kernel.
+
+    Attributes:
+      columns: of the result that a block computes, a multiple of 8 that divides all columns.
+      rows: that it computes at a time, a divisor of all rows.
+      times: how often; together they divide all rows, too.
+    """
+
+    columns: int
+    rows: int = 4
+    times: int = 2
+
+
+def outer_config(sizes: Sizes) -> OuterConfig | None:
+    """The configuration for a product that this kernel takes less time for, else None."""
+    if not (sizes.transpose_a and not sizes.transpose_b and sizes.size == 2):
+        return None
+    if not 0 < sizes.k <= MOST_PRODUCTS or sizes.n < _LEAST_WIDTH or not sizes.m:
+        return None
+    if sizes.m % _VECTOR or sizes.n % _VECTOR:
+        return None
+    vectors = sizes.n // _VECTOR
+    count = next(count for count in range(1, vectors + 1) if _fits(vectors, count))
+    columns = sizes.n // count
+    return OuterConfig(columns=columns) if count == 1 or columns >= _LEAST_COLUMNS else None
+
+
+def _fits(vectors: int, count: int) -> bool:
+    """Whether a row has so many equal parts, of at most a vector for each lane."""
+    return vectors % count == 0 and vectors // count <= _LANES
+
+
+def build(problem: MatmulProblem, config: OuterConfig) -> Callable[..., jax.Array]:
+    """The kernel as a function of both operands."""
+    rows, columns = config.rows, config.columns
+    height = rows * config.times
+
+    def body(a: Any, b: Any, out: Any) -> None:
+        window = pl.ds(lax.axis_index("across") * columns, columns)
+        top = lax.axis_index("down") * height
+        right = [b[k, window] for k in range(problem.k)]
+        for time in range(config.times):
+            here = pl.ds(top + time * rows, rows)
+            left = [a[k, here] for k in range(problem.k)]
+            total = jnp.zeros((rows, columns), jnp.float32)
+            for one, other in zip(left, right, strict=True):
+                down = jnp.broadcast_to(one.astype(jnp.float32)[:, None], total.shape)
+                total += down * jnp.broadcast_to(other.astype(jnp.float32)[None], total.shape)
+            out[here, window] = total.astype(out.dtype)
+
+    kernel: Callable[..., jax.Array] = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((problem.m, problem.n), problem.out_dtype),
+        grid=(problem.m // height, problem.n // columns),
+        grid_names=("down", "across"),
+        kernel_name="outer_products",
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+            unsafe_no_auto_barriers=True,
+            approx_math=True,
+        ),
+    )
+    return kernel
