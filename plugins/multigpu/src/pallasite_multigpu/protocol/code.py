@@ -5,7 +5,8 @@ the addresses of the kernel's buffers, as that peer has them mapped, into the sl
 has for this device, and the epoch, with the kernel's fingerprint, into its flag there. A fence
 comes before all of these stores, none between them, which would take as long as a store takes to
 the peer and back: each word of a slot has the epoch, too. The last block begins the next epoch.
-Each block waits for the flags of all devices (acquire), and until their slots are of this epoch.
+Each block waits for the flags of all devices (acquire), and until their slots are of this epoch,
+which it keeps in shared memory if the kernel leaves room for them.
 There are two parities of slots: who is at epoch e + 2 has seen this device at e + 1, where kernel e
 had ended.
 
@@ -46,7 +47,7 @@ _REGISTERS = [
     ".reg .pred told, mine;",
     f".reg .b64 front<{SLOTS_AT_ONCE}>, back<{SLOTS_AT_ONCE}>;",
     ".reg .pred stale;",
-    ".reg .b32 stamp, half, rest;",
+    ".reg .b32 stamp, half, rest, row;",
 ]
 
 
@@ -62,19 +63,27 @@ def _peer(devices: int) -> list[str]:
 
 
 def entry(
-    fingerprint: int, devices: int, blocks: int, buffers: int, cleared: Sequence[int] = ()
+    fingerprint: int,
+    devices: int,
+    blocks: int,
+    buffers: int,
+    cleared: Sequence[int] = (),
+    *,
+    kept: bool = False,
 ) -> tuple[str, str]:
     """The entry barrier with the exchange; see :func:`entry_begin`, :func:`entry_end`.
 
-    Its result is the address of the slots of this epoch.
+    With ``kept``, its last operand is the 32-bit address of shared memory, where it leaves a row of
+    addresses for each device. Its result is the address of the slots of this epoch.
 
     Returns:
       The text, and constraints.
     """
     begin = _entry_begin(fingerprint, devices, blocks, buffers, cleared)
-    lines = ["{", *_REGISTERS, *_TABLE, *begin, *_entry_end(fingerprint, blocks, buffers), "}"]
     operands = 2 + buffers + len(cleared)
-    return _text(lines, 1), ",".join(["=&l", *["l"] * operands, "~{memory}"])
+    end = _entry_end(fingerprint, blocks, buffers, f"${1 + operands}" if kept else None)
+    lines = ["{", *_REGISTERS, *_TABLE, *begin, *end, "}"]
+    return _text(lines, 1), ",".join(["=&l", *["l"] * operands, *["r"] * kept, "~{memory}"])
 
 
 def entry_begin(
@@ -105,8 +114,11 @@ def entry_begin(
     return _text(lines, 1), ",".join(["=&l", *["l"] * operands, "~{memory}"])
 
 
-def entry_end(fingerprint: int, devices: int, blocks: int, buffers: int) -> tuple[str, str]:
-    """The second part: its operands are the first two of the first part, and that one's result.
+def entry_end(
+    fingerprint: int, devices: int, blocks: int, buffers: int, *, kept: bool = False
+) -> tuple[str, str]:
+    """The second part: its operands are the first two of the first part, and that one's result;
+    with ``kept``, also that of :func:`entry`.
 
     Returns:
       The text, and constraints.
@@ -122,10 +134,10 @@ def entry_end(fingerprint: int, devices: int, blocks: int, buffers: int) -> tupl
         "mov.b64 {next, high}, $3;",
         "and.b32 parity, next, 1;",
         f"setp.lt.u32 active, thread, {devices};",
-        *_entry_end(fingerprint, blocks, buffers),
+        *_entry_end(fingerprint, blocks, buffers, "$4" if kept else None),
         "}",
     ]
-    return _text(lines, 1), "=&l,l,l,l,~{memory}"
+    return _text(lines, 1), ",".join(["=&l,l,l,l", *["r"] * kept, "~{memory}"])
 
 
 def _entry_begin(
@@ -165,6 +177,15 @@ def _entry_begin(
             f" [place+{number * layout.SLOT}], {{front0, back0}};",
         )
     ]
+    clear = [
+        line
+        for place, words in enumerate(cleared)
+        for line in _clear(3 + buffers + place, words, blocks)
+    ]
+    # What this device did before, the zeros of all lanes too, comes before all that is told. The
+    # fence takes as long as the ticket, and need not wait for it where only one block clears.
+    fence = ["bar.warp.sync 0xffffffff;", "@active fence.acq_rel.sys;"]
+    waits = bool(clear) and blocks > 1
     return [
         "setp.lt.s64 p, rank, 0;",
         "@p exit;",
@@ -173,10 +194,13 @@ def _entry_begin(
         "setp.ge.u32 p, thread, 32;",
         "@p bra.uni READY_${:uid};",
         *_peer(devices),
+        # The only block need not wait for its ticket.
+        *([] if waits else clear),
         # The ticket, in all lanes. It orders nothing: flags do.
         "setp.eq.u32 p, thread, 0;",
         "mov.b64 word, 0;",
         f"@p atom.relaxed.gpu.global.add.u64 word, [own+{layout.TICKETS}], 1;",
+        *([] if waits else fence),
         "mov.b64 {ticket, next}, word;",
         "shfl.sync.idx.b32 ticket, ticket, 0, 31, 0xffffffff;",
         "shfl.sync.idx.b32 next, next, 0, 31, 0xffffffff;",
@@ -185,13 +209,8 @@ def _entry_begin(
         f"setp.ge.u32 q, ticket, {blocks};",
         "mov.b64 value, 0;",
         *_trap("q", Trap.OVERLAP, fingerprint, "OVERTAKEN"),
-        *(
-            line
-            for place, words in enumerate(cleared)
-            for line in _clear(3 + buffers + place, words)
-        ),
-        # The first block publishes, after all of its lanes have filled memory with zeros.
-        "bar.warp.sync 0xffffffff;",
+        *([*clear, *fence] if waits else []),
+        # The first block publishes.
         "setp.eq.and.u32 first, ticket, 0, active;",
         *(_NEAR if far else ()),
         f"mul.wide.u32 place, parity, {layout.SLOTS_OF_PARITY};",
@@ -201,8 +220,6 @@ def _entry_begin(
         f"add.s64 place, place, {layout.SLOTS};",
         # Only this device's own blocks ask which launch it is.
         "setp.eq.and.u32 mine, thread, narrow, first;",
-        # What this device did before, the zeros too, comes before all that is told.
-        "@first fence.acq_rel.sys;",
         *stores,
         f"mov.b64 word, {{next, {_hexadecimal(fingerprint)}}};",
         f"mad.wide.u32 flag, narrow, {layout.LINE}, peer;",
@@ -215,8 +232,8 @@ def _entry_begin(
     ]
 
 
-def _entry_end(fingerprint: int, blocks: int, buffers: int) -> list[str]:
-    before, look = _read_slots(buffers)
+def _entry_end(fingerprint: int, blocks: int, buffers: int, kept: str | None) -> list[str]:
+    before, look = _read_slots(buffers, kept is not None)
     told = [one.replace("{fingerprint}", _hexadecimal(fingerprint)) for one in _SLOTS_ARE_TOLD]
     return [
         f"mad.wide.u32 flag, thread, {layout.LINE}, own;",
@@ -225,6 +242,7 @@ def _entry_end(fingerprint: int, blocks: int, buffers: int) -> list[str]:
         "add.s64 place, place, own;",
         f"mad.wide.u32 place, thread, {layout.SLOTS_OF_DEVICE}, place;",
         f"add.s64 place, place, {layout.SLOTS};",
+        *([f"mad.lo.u32 row, thread, {buffers * layout.WORD}, {kept};"] if kept else []),
         *_wait("b64", fingerprint, Trap.NOT_BEGUN, "BEGIN", before, [*look, *told]),
         # A peer at this epoch must run this kernel; one that is ahead has met us before.
         "setp.eq.and.s32 q, distance, 0, active;",
@@ -242,9 +260,13 @@ def _entry_end(fingerprint: int, blocks: int, buffers: int) -> list[str]:
     ]
 
 
-def _read_slots(buffers: int) -> tuple[list[str], list[str]]:
+def _read_slots(buffers: int, kept: bool) -> tuple[list[str], list[str]]:
     """Loads the slots of each lane's device, and of the own device also what tells launches apart,
     which is left in the first registers; ``stale`` if they are not all of this epoch.
+
+    Args:
+      buffers: how many of the kernel's peers reach.
+      kept: whether the addresses go to this lane's ``row`` of shared memory.
 
     Returns:
       What comes before the flag is read, so that all of this is on its way at the same time, and
@@ -267,14 +289,29 @@ def _read_slots(buffers: int) -> tuple[list[str], list[str]]:
         look = [
             line
             for register, number in enumerate(chunk)
-            for word in (f"front{register}", f"back{register}")
             for line in (
-                f"mov.b64 {{stamp, half}}, {word};",
-                f"setp.ne.and.b32 p, stamp, next, {'active' if number else 'mine'};",
-                "or.pred stale, stale, p;",
+                *_look_at_slot(register, "active" if number else "mine"),
+                *([_keep_slot(number)] if kept and number else []),
             )
         ]
     return begin, look
+
+
+def _look_at_slot(register: int, who: str) -> list[str]:
+    return [
+        line
+        for word, half in ((f"front{register}", "half"), (f"back{register}", "rest"))
+        for line in (
+            f"mov.b64 {{stamp, {half}}}, {word};",
+            f"setp.ne.and.b32 p, stamp, next, {who};",
+            "or.pred stale, stale, p;",
+        )
+    ]
+
+
+def _keep_slot(number: int) -> str:
+    place = (number - 1) * layout.WORD
+    return f"@active st.shared.v2.b32 [row+{place}], {{half, rest}};"
 
 
 _SLOTS_ARE_TOLD = (
@@ -300,7 +337,7 @@ def _announced(fingerprint: int) -> list[str]:
     ]
 
 
-def _clear(operand: int, words: int) -> list[str]:
+def _clear(operand: int, words: int, blocks: int) -> list[str]:
     """The first warp of the first block fills memory with zeros."""
     again, done = (f"{name}_{operand}_${{:uid}}" for name in ("CLEAR", "CLEARED"))
     return [
@@ -308,7 +345,7 @@ def _clear(operand: int, words: int) -> list[str]:
         "mov.b32 high, 0;",
         f"{again}:",
         f"setp.lt.u32 p, low, {words};",
-        "setp.eq.and.u32 p, ticket, 0, p;",
+        *(["setp.eq.and.u32 p, ticket, 0, p;"] if blocks > 1 else []),
         f"@!p bra {done};",
         f"mad.wide.u32 value, low, 4, ${operand};",
         "st.global.b32 [value], high;",
@@ -445,15 +482,16 @@ def trap(code: int, fingerprint: int) -> tuple[str, str]:
     return _text(lines, 0), "l,l,~{memory}"
 
 
-def wait(fingerprint: int, decrement: bool) -> tuple[str, str]:
-    """One thread waits until a semaphore has reached an amount, and subtracts it if ``decrement``.
+def wait(fingerprint: int, decrement: bool, alone: bool = False) -> tuple[str, str]:
+    """One thread waits until a semaphore has reached an amount, and subtracts it if ``decrement``;
+    nobody else does so if it is ``alone``, and it need not know what it has subtracted from.
 
     Its operands are the table's address, that of the semaphore, and the amount.
 
     Returns:
       The text, and constraints.
     """
-    if decrement:
+    if decrement and not alone:
         poll = [
             "ld.relaxed.sys.global.s32 low, [$1];",
             "setp.lt.s32 pending, low, $2;",
@@ -505,9 +543,13 @@ def wait(fingerprint: int, decrement: bool) -> tuple[str, str]:
         *_look_at_host("POLL_${:uid}"),
         "bra POLL_${:uid};",
         "SIGNALLED_${:uid}:",
+        *(_TAKE if decrement and alone else []),
         "}",
     ]
     return _text(lines, 0), "l,l,r,~{memory}"
+
+
+_TAKE = ["neg.s32 high, $2;", "red.relaxed.sys.global.add.s32 [$1], high;"]
 
 
 def _look_at_host(otherwise: str) -> list[str]:

@@ -8,7 +8,7 @@ import math
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallasite.plugin import InternalError, UnsupportedError
+from pallasite.plugin import InternalError, Semantics, UnsupportedError
 from pallasite.plugin.ir import ops, pointer_type
 from pallasite.plugin.lowering import (
     Buffer,
@@ -36,6 +36,8 @@ class Communication:
         until it is needed.
       slots_of_epoch: what stands for the address of the slots of this epoch, in the prologue.
       slots: the number of each buffer that peers reach.
+      shared_slots: the byte of shared memory from which on each block keeps the addresses of all
+        devices' buffers; None where there is no room, or before the kernel is finished.
       cleared: scratch that the kernel fills with zeros itself, when it begins.
       begins: whether the kernel begins with the exchange and a barrier.
       multicasts: whether it uses addresses that mean all devices.
@@ -47,6 +49,7 @@ class Communication:
     table: ir.Value | None = None
     slots_of_epoch: ir.Value | None = None
     slots: dict[Buffer, int] = dataclasses.field(default_factory=dict)
+    shared_slots: int | None = None
     cleared: tuple[Buffer, ...] = ()
     begins: bool = False
     multicasts: bool = False
@@ -176,7 +179,7 @@ def peer_pointer(kernel: KernelContext, buffer: Buffer, rank: ir.Value) -> ir.Va
     slots = kernel.state(COMMUNICATION).slots_of_epoch
     if slots is None:
         raise InternalError("memory of a peer is used before the kernel's body")
-    return slot_pointer(slots, number, rank)
+    return slot_pointer(kernel, slots, number, rank)
 
 
 def slot_of(kernel: KernelContext, buffer: Buffer) -> int:
@@ -196,18 +199,34 @@ def slot_of(kernel: KernelContext, buffer: Buffer) -> int:
     return number
 
 
-def slot_pointer(slots: ir.Value, number: int, rank: ir.Value) -> ir.Value:
-    """What a slot holds: a global pointer.
-
-    The load is a strong one, since no fence is between the slot's store on the other device and the
-    flag; each block has waited until it was there.
+def slot_pointer(kernel: KernelContext, slots: ir.Value, number: int, rank: ir.Value) -> ir.Value:
+    """What a slot holds: a global pointer, from shared memory if the block has kept it there.
 
     Args:
+      kernel: the kernel.
       slots: the address of the slots of the epoch (i64).
       number: of the slot.
       rank: the number of the device whose address it is (i32), in range.
     """
-    address = ops.inline_assembly(
+    state = kernel.state(COMMUNICATION)
+    made = placeholder(ops.i64())
+
+    def load(slots: ir.Value, rank: ir.Value) -> None:
+        if state.shared_slots is None:
+            replace(made, _slot_of_mailbox(slots, number, rank))
+            return
+        row = ops.multiply(rank, len(state.slots) * layout.WORD)
+        base = kernel.launch.shared_pointer(state.shared_slots + number * layout.WORD)
+        replace(made, ops.load(ops.i64(), ops.byte_pointer(base, row), alignment=layout.WORD))
+
+    kernel.emit_later(load, slots, rank)
+    return llvm.inttoptr(pointer_type(1), made)
+
+
+def _slot_of_mailbox(slots: ir.Value, number: int, rank: ir.Value) -> ir.Value:
+    """The load is a strong one, since no fence is between the slot's store on the other device and
+    the flag; each block has waited until it was there."""
+    return ops.inline_assembly(
         "{ .reg .b64 place, front, back;\n\t.reg .b32 epoch, low, high;\n\t"
         f"mad.wide.u32 place, $1, {layout.SLOTS_OF_DEVICE}, $2;\n\t"
         f"ld.relaxed.sys.global.v2.b64 {{front, back}}, [place+{(1 + number) * layout.SLOT}];\n\t"
@@ -219,7 +238,6 @@ def slot_pointer(slots: ir.Value, number: int, rank: ir.Value) -> ir.Value:
         results=[ops.i64()],
         side_effects=False,
     )
-    return llvm.inttoptr(pointer_type(1), address)
 
 
 def multicast_pointer(kernel: KernelContext, buffer: Buffer) -> ir.Value:
@@ -255,9 +273,12 @@ def wait(ctx: RuleContext, pointer: ir.Value, amount: ir.Value, decrement: bool)
     """
     communicates(ctx.kernel)
     state = ctx.kernel.state(COMMUNICATION)
+    # Nobody else can take what this thread has seen.
+    geometry = ctx.kernel.geometry
+    alone = geometry.blocks == geometry.threads == 1 and ctx.semantics is not Semantics.WARP
 
     def emit(table: ir.Value, *operands: ir.Value) -> None:
-        text, constraints = code.wait(state.fingerprint, decrement)
+        text, constraints = code.wait(state.fingerprint, decrement, alone)
         ops.inline_assembly(text, constraints, table, *operands)
         if state.network:
             calls.show_what_came(ctx.kernel, operands[0])

@@ -27,6 +27,10 @@ from pallasite_std.api import semaphore_rules
 CLEARED_AT_MOST = 1024
 """Semaphores that a kernel clears itself, which is faster than if its launch does it."""
 
+MANY_BLOCKS = 32
+"""Blocks of a multiprocessor, at most: what is less than such a part of its shared memory does not
+matter."""
+
 
 def applies(kernel: KernelContext) -> bool:
     """Only where there is a device mesh around the call."""
@@ -48,27 +52,28 @@ def prologue(kernel: KernelContext) -> None:
             own = (*launch.hidden.outputs, *launch.hidden.inputs)[0]
             pointers = [launch.array_pointer(one) for one in (own, *state.slots, *state.cleared)]
             devices, blocks = device_count(kernel), kernel.geometry.blocks
-            emit = code.entry_begin if state.network else code.entry
-            text, constraints = emit(
-                state.fingerprint,
-                devices,
-                blocks,
-                len(state.slots),
-                [math.prod(one.shape) for one in state.cleared],
-            )
-            made = ops.inline_assembly(
-                text, constraints, state.table, *pointers, results=[ops.i64()]
-            )
-            if state.network:
+            cleared = [math.prod(one.shape) for one in state.cleared]
+            shape = (state.fingerprint, devices, blocks, len(state.slots))
+            kept = []
+            if state.shared_slots is not None:
+                kept = [ops.shared_address(launch.shared_pointer(state.shared_slots))]
+            if not state.network:
+                text, constraints = code.entry(*shape, cleared, kept=bool(kept))
+                made = ops.inline_assembly(
+                    text, constraints, state.table, *pointers, *kept, results=[ops.i64()]
+                )
+            else:
+                text, constraints = code.entry_begin(*shape, cleared)
+                made = ops.inline_assembly(
+                    text, constraints, state.table, *pointers, results=[ops.i64()]
+                )
                 calls.begin(kernel, state.table)
                 launch.block_barrier()
                 reached = pointers[1 : 1 + len(state.slots)]
                 calls.announce(kernel, state.table, devices, made, state.fingerprint, reached)
-                text, constraints = code.entry_end(
-                    state.fingerprint, devices, blocks, len(state.slots)
-                )
+                text, constraints = code.entry_end(*shape, kept=bool(kept))
                 made = ops.inline_assembly(
-                    text, constraints, state.table, pointers[0], made, results=[ops.i64()]
+                    text, constraints, state.table, pointers[0], made, *kept, results=[ops.i64()]
                 )
         # What other lifecycles have deferred may name it, even if it will not be used.
         replace(slots, ops.i64_constant(0) if made is None else made)
@@ -107,6 +112,7 @@ def finish(kernel: KernelContext) -> None:
     small = sum(math.prod(one.shape) for one in zeroed) <= CLEARED_AT_MOST
     if state.begins and small and all(np.dtype(one.dtype).itemsize == 4 for one in zeroed):
         state.cleared = zeroed
+    state.shared_slots = _room_for_slots(kernel)
     buffer = launch.hidden_operand(
         TABLE,
         (layout.table_words(device_count(kernel)),),
@@ -125,6 +131,27 @@ def finish(kernel: KernelContext) -> None:
     pointer = launch.array_pointer(buffer)
     replace(state.table, pointer)
     state.table = pointer
+
+
+def _room_for_slots(kernel: KernelContext) -> int | None:
+    """Where in shared memory addresses of peers are kept: reading them from the mailbox, which may
+    not be cached, takes as long as any access of global memory. None if there are none, or if fewer
+    blocks would fit on a multiprocessor then."""
+    state, launch = kernel.state(COMMUNICATION), kernel.launch
+    size = device_count(kernel) * len(state.slots) * layout.WORD
+    if not state.begins or not size:
+        return None
+    limit = kernel.target.max_shared_memory
+
+    def fitting(nbytes: int) -> int:
+        return limit // max(nbytes, limit // MANY_BLOCKS)
+
+    after = -(-launch.shared_bytes // layout.WORD) * layout.WORD + size
+    if fitting(after) < fitting(launch.shared_bytes):
+        return None
+    return launch.reserve_shared(
+        size, alignment=layout.WORD, what="addresses of other devices' arrays", location=None
+    )
 
 
 def _own_line(kernel: KernelContext) -> str:

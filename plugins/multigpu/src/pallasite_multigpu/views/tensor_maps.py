@@ -129,7 +129,7 @@ def make_descriptors(kernel: KernelContext) -> None:
         for parameter, buffer in maps.peers.items():
             with ops.when(ops.compare("ult", thread, count)):
                 number = slot_of(kernel, parameter.buffer)
-                base = slot_pointer(slots, number, thread)
+                base = slot_pointer(kernel, slots, number, thread)
                 table = _own_table(kernel, buffer, count)
                 place = ops.byte_pointer(table, ops.multiply(_wide(thread), BYTES))
                 _make(launch.parameter(parameter), place, base)
