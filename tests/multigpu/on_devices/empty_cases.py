@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +52,9 @@ def test_exchanges(count, shape, compiled):
     check(lambda x: scatter(x, axis_name="x"), [x], empty(rows // count), compiled)
     check(lambda x: ops.all_reduce(x, axis_name="x"), [x], empty(rows), compiled)
     check(lambda x: ops.all_to_all(x, axis_name="x"), [x], empty(rows), compiled)
+    turned = np.zeros((count, rows // count, columns * count), np.float32)
+    exchange = functools.partial(ops.all_to_all, split_dimension=0, concat_dimension=1)
+    check(lambda x: exchange(x, axis_name="x"), [x], turned, compiled)
 
 
 @BOTH

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from devices_support import numbers, on_devices
 
+import pallasite
 from pallasite_multigpu import ops
 from pallasite_multigpu.ops import choice
 
@@ -125,6 +127,35 @@ def test_large_sums_in_two_steps(count, dtype):
     np.testing.assert_array_equal(found[1:], found[:-1])
 
 
+@pytest.mark.parametrize("method", ["two_steps", "pipelined"])
+@pytest.mark.parametrize(
+    ("count", "size", "dtype"),
+    [(2, 7, jnp.bfloat16), (3, 8195, jnp.float16), (4, 4099, np.float32), (8, 33001, np.int16)],
+)
+def test_sums_whose_size_the_devices_do_not_divide(count, size, dtype, method):
+    x = numbers((count, size), dtype)
+    operation = functools.partial(ops.all_reduce, axis_name="x", method=method)
+    found = on_devices(operation, x)
+    close(found[0], reduced(x, "add"))
+    np.testing.assert_array_equal(found[1:], found[:-1])
+
+
+@pytest.mark.parametrize("size", [262144, 262145, (16 << 20) + 5])
+def test_sums_of_any_size_are_made_in_place_by_wide_accesses(size):
+    mesh, spec = jax.sharding.AbstractMesh((2,), ("x",)), jax.sharding.PartitionSpec("x")
+    operation = functools.partial(ops.all_reduce, axis_name="x")
+    call = jax.shard_map(operation, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    sharding = jax.NamedSharding(mesh, spec)
+    x = jax.ShapeDtypeStruct((2 * size,), np.float32, sharding=sharding)
+    traced = jax.jit(call).trace(x).jaxpr.jaxpr.pretty_print()
+    assert not {"pad", "slice"} & set(re.findall(r"\b(pad|slice)\[", traced))
+    (kernel,) = pallasite.compile_all(call, x, target="sm_90a")
+    assert kernel.launch.aliases == ((0, 0),)
+    narrow = re.findall(r"\b(?:ld|st)\.global\.b32 .*%rd", kernel.ptx)
+    assert len(re.findall(r"ld\.global\.v4\.b32", kernel.ptx)) >= 8
+    assert len(narrow) <= (4 if size % 8 else 1)  # What is left, and a semaphore.
+
+
 def test_methods_are_chosen_by_size(monkeypatch):
     chosen = choice.method_of_all_reduce
     assert [chosen(1 << 10, 2), chosen(4 << 20, 2), chosen(64 << 20, 2)] == [
@@ -132,7 +163,6 @@ def test_methods_are_chosen_by_size(monkeypatch):
     ]
     unrolls = [("two_steps", 1 << 20, 4), ("two_steps", 8 << 20, 4), ("two_steps", 8 << 20, 2)]
     assert [choice.unroll_of_all_reduce(*one) for one in unrolls] == [8, 32, 8]
-    assert [chosen(1 << 10, 2, False), chosen(4 << 20, 2, False)] == ["one_step", "two_steps"]
     assert [chosen(1 << 10, 8), chosen(4 << 20, 8), chosen(64 << 20, 8)] == [
         *("one_step", "two_steps", "pipelined"),
     ]

@@ -18,7 +18,7 @@ from pallasite.plugin import InvalidTypeError, InvalidValueError, UnsupportedErr
 from pallasite.plugin.jax_internals import itemsize_bits
 from pallasite_multigpu.ops import choice, kernels, tuning
 from pallasite_multigpu.ops.devices import devices_along, varying_along
-from pallasite_multigpu.ops.tiles import Tiles, split
+from pallasite_multigpu.ops.tiles import VECTOR_BYTES, Tiles, split
 
 type Reduction = Literal["add", "min", "max", "and", "or", "xor"]
 type Method = Literal["one_step", "two_steps", "pipelined", "multicast"]
@@ -168,7 +168,7 @@ def all_reduce(
         )
     nbytes, count = x.size * x.dtype.itemsize, devices_along(axis_name)
     _check_multicast(method, axis_name, count)
-    chosen: str = method or choice.method_of_all_reduce(nbytes, count, x.size % count == 0)
+    chosen: str = method or choice.method_of_all_reduce(nbytes, count)
     unroll = choice.unroll_of_all_reduce(chosen, nbytes, x.dtype.itemsize)
     plan = _plan(x, count, num_blocks, tile_size, vec_size, unroll)
     if chosen != "multicast" and num_blocks is tile_size is vec_size is None:
@@ -429,28 +429,26 @@ def _all_reduce(
     if count == 1 or not x.size:
         # XLA leaves nothing of it: only the type changes, to one that does not vary over the axis.
         return jax.lax.psum(_in_whole_bytes(x, 1), axis).astype(x.dtype) if _checked(axis) else x
-    part = -(-x.size // count)
-    if method == "one_step":
+    flat = _in_whole_bytes(x, x.size).reshape(x.size)
+    vector = VECTOR_BYTES // flat.dtype.itemsize
+    part = x.size // (count * vector) * vector
+    if method == "multicast":  # Whole tiles.
+        part = -(-x.size // (count * plan.tile)) * plan.tile
+        whole = jnp.pad(flat, (0, part * count - x.size)).reshape(1, count, part)
+        tiles = plan.tiles(1, part)
+        made = kernels.reduce_by_multicast(whole, axis, count, reduction, tiles)
+        made = made.reshape(-1)[: x.size]
+    elif method == "one_step" or not part:
         tiles = plan.tiles(1, x.size)
-        flat = _in_whole_bytes(x, x.size).reshape(1, x.size)
-        made = kernels.reduce_in_one_step(flat, axis, count, reduction, tiles)
-        return made.reshape(x.shape).astype(x.dtype)
-    if method in ("pipelined", "multicast"):  # Whole tiles.
-        step = plan.tile if method == "multicast" else plan.tiles(1, part).columns_of_tile
-        part = -(-part // step) * step
-    flat = _in_whole_bytes(x, part).reshape(x.size)
-    if part * count != x.size:
-        flat = jnp.pad(flat, (0, part * count - x.size))
-    tiles = plan.tiles(1, part)
-    if method == "pipelined":
-        whole = flat.reshape(count, part)
-        width = tiles.columns_of_tile
-        made = kernels.reduce_by_writing(whole, axis, count, reduction, width, plan.blocks)
-        return made.reshape(-1)[: x.size].reshape(x.shape).astype(x.dtype)
-    whole = flat.reshape(1, count, part)
-    reduce = kernels.reduce_by_multicast if method == "multicast" else kernels.reduce_in_two_steps
-    made = reduce(whole, axis, count, reduction, tiles).reshape(-1)
-    return made[: x.size].reshape(x.shape).astype(x.dtype)
+        whole = flat.reshape(1, x.size)
+        made = kernels.reduce_in_one_step(whole, axis, count, reduction, tiles)
+    elif method == "pipelined":
+        width = plan.tiles(1, part).columns_of_tile
+        made = kernels.reduce_by_writing(flat, axis, count, reduction, width, plan.blocks)
+    else:
+        tiles = plan.tiles(1, part)
+        made = kernels.reduce_in_two_steps(flat, axis, count, reduction, tiles)
+    return made.reshape(x.shape).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -474,8 +472,13 @@ _sum.defvjp(_sum_fwd, _sum_bwd)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _all_to_all(x: jax.Array, axis: Hashable, from_: int, to: int, plan: choice.Plan) -> jax.Array:
     count = devices_along(axis)
-    if count == 1 or not x.size:
+    if count == 1:
         return x
+    if not x.size:
+        shape = list(x.shape)
+        shape[from_] //= count
+        shape[to] *= count
+        return x.reshape(shape)
     parts = (
         jnp.stack(jnp.split(x, count, from_))
         if from_

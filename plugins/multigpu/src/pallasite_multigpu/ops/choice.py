@@ -78,7 +78,7 @@ def plan(
     return Plan(blocks, tile_size, writes=size * itemsize >= WRITES_FROM)
 
 
-def method_of_all_reduce(nbytes: int, count: int, whole: bool = True) -> str:
+def method_of_all_reduce(nbytes: int, count: int) -> str:
     """Whether all devices read all arrays, or each reduces a part and writes it to the others; of
     large arrays in pieces, which takes as much memory again. Several processes have less of that:
     what others write to lies in the memory that they share.
@@ -90,13 +90,12 @@ def method_of_all_reduce(nbytes: int, count: int, whole: bool = True) -> str:
     Args:
       nbytes: of this device's array.
       count: devices.
-      whole: whether they divide it; else it has to be filled up.
     """
     if nbytes >= PIPELINED_FROM and jax.process_count() == 1:
         return "pipelined"
     if nbytes * (count - 1) > ONE_STEP:
         return "two_steps"
-    return "two_steps" if count == 2 and whole else "one_step"
+    return "two_steps" if count == 2 else "one_step"
 
 
 def unroll_of_all_reduce(method: str, nbytes: int, itemsize: int) -> int:

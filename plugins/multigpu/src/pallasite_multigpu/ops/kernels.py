@@ -247,25 +247,29 @@ def reduce_in_one_step(
 def reduce_in_two_steps(
     x: jax.Array, axis: Hashable, count: int, reduction: str, tiles: Tiles
 ) -> jax.Array:
-    """As :func:`reduce_in_one_step`, of (rows, count, columns): each device reduces its own part,
-    and writes it to all.
+    """As :func:`reduce_in_one_step`, of (elements,): each device reduces its own part, and writes
+    it to all.
 
     The result takes the place of the operand: nobody else reads or writes a device's part. So there
     is no copy in a loop whose next step begins with it.
+
+    Args:
+      x: the elements.
+      axis: of the mesh.
+      count: devices along it.
+      reduction: by its name.
+      tiles: of the one row that is a device's part; behind all parts, some elements may be left.
     """
     accumulate = accumulation_type(x.dtype, reduction)
+    part = tiles.columns
 
     def body(x_ref: Any, y_ref: Any, arrived: Any) -> None:
         own = lax.axis_index(axis)
-
-        def reduce(rows: Any, columns: Any) -> None:
-            parts = [_peer(x_ref, axis, rank)[rows, own, columns] for rank in range(count)]
-            made = _sum_up(parts, reduction, x.dtype, accumulate)
-            y_ref[rows, own, columns] = made
-            for offset in range(1, count):
-                _peer(y_ref, axis, _after(own, offset, count))[rows, own, columns] = made
-
-        tiles.each(reduce)
+        reduce = functools.partial(
+            _reduce_for_all, x_ref, y_ref, axis, count, reduction, accumulate
+        )
+        tiles.each(lambda _, at: reduce(pl.ds(own * part + at.start, at.size)))
+        _each_rest(x.size, part * count, tiles.columns_of_tile, own, count, tiles.blocks, reduce)
         announce(arrived, axis, own, count)
 
     out_type = _of_all(x, axis)
@@ -276,10 +280,58 @@ def reduce_in_two_steps(
     return _kernel(body, out_type, tiles.blocks, "all_reduce", **options)(x)
 
 
+def _reduce_for_all(
+    x_ref: Any,
+    y_ref: Any,
+    axis: Hashable,
+    count: int,
+    reduction: str,
+    accumulate: Any,
+    at: Any,
+) -> None:
+    """Reduces some elements of all devices, and writes the result to all."""
+    own = lax.axis_index(axis)
+    parts = [_peer(x_ref, axis, rank)[at] for rank in range(count)]
+    made = _sum_up(parts, reduction, x_ref.dtype, accumulate)
+    y_ref[at] = made
+    for offset in range(1, count):
+        _peer(y_ref, axis, _after(own, offset, count))[at] = made
+
+
+def _each_rest(
+    size: int,
+    begin: int,
+    tile: int,
+    own: Any,
+    count: int,
+    blocks: int,
+    use: Callable[[Any], None],
+) -> None:
+    """Calls ``use`` for the tiles of what is left behind the parts of all devices, each on one
+    block of one device.
+
+    Args:
+      size: of the array.
+      begin: where the parts end.
+      tile: elements of a tile, at most.
+      own: number of this device.
+      count: devices.
+      blocks: of the kernel.
+      use: gets a slice.
+    """
+    for number, first in enumerate(range(begin, size, tile)):
+        device, block = number % count, number // count % blocks
+
+        @pl.when((own == device) & (lax.axis_index(BLOCKS) == block))  # type: ignore[untyped-decorator]
+        def _(first: int = first) -> None:
+            use(pl.ds(first, min(tile, size - first)))
+
+
 def reduce_by_multicast(
     x: jax.Array, axis: Hashable, count: int, reduction: str, tiles: Tiles
 ) -> jax.Array:
-    """As :func:`reduce_in_two_steps`, where the switch between the GPUs reduces and distributes.
+    """As :func:`reduce_in_two_steps`, of (rows, count, columns), where the switch between the GPUs
+    reduces and distributes.
 
     It reduces as its hardware does, in no certain order; all devices get the same bits.
     """
@@ -308,7 +360,7 @@ PIECE = 64 << 10
 def reduce_by_writing(
     x: jax.Array, axis: Hashable, count: int, reduction: str, tile: int, blocks: int
 ) -> jax.Array:
-    """The reduction of arrays (count, columns) of all devices, on each.
+    """The reduction of arrays (elements,) of all devices, on each.
 
     One warpgroup of each block writes its pieces of the others' parts to them; the other one waits
     for the pieces of this device's part, reduces them, and writes the result to all. So both
@@ -317,16 +369,18 @@ def reduce_by_writing(
     The result takes the place of the operand, as in :func:`reduce_in_two_steps`: a device writes a
     piece of the result to another one after that has sent its own elements of the piece.
 
+    A device's part are whole tiles. What is left behind them is reduced as in two steps.
+
     Args:
-      x: whose ``columns`` are a multiple of ``tile``.
+      x: at least a tile for each device.
       axis: of the mesh.
       count: devices along it.
       reduction: by its name.
       tile: elements that a warpgroup moves at once.
       blocks: of the kernel, at most.
     """
-    columns = x.shape[1]
-    number = columns // tile
+    number = x.size // (count * tile)
+    columns = number * tile
     blocks = max(1, min(blocks, number))
     turns = max(1, columns * x.dtype.itemsize // (blocks * PIECE))
     length = -(-number // (blocks * turns))
@@ -357,7 +411,8 @@ def reduce_by_writing(
             def move(at: Any) -> None:
                 for offset in others:
                     peer = _after(own, offset, count)
-                    _peer(parts_ref, axis, peer)[own, at] = x_ref[peer, at]
+                    there = _peer(parts_ref, axis, peer)
+                    there[own, at] = x_ref[pl.ds(peer * columns + at.start, at.size)]
 
             def tell() -> None:
                 for offset in others:
@@ -372,24 +427,29 @@ def reduce_by_writing(
                     pl.semaphore_wait(arrived.at[_after(own, offset, count)])
 
             def move(at: Any) -> None:
+                place = pl.ds(own * columns + at.start, at.size)
                 if count > 2:
                     found = [parts_ref[rank, at] for rank in range(count)]
                 else:
-                    found = [x_ref[own, at], parts_ref[_after(own, 1, count), at]]
+                    found = [x_ref[place], parts_ref[_after(own, 1, count), at]]
                 made = _sum_up(found, reduction, x.dtype, accumulate)
-                y_ref[own, at] = made
+                y_ref[place] = made
                 for offset in range(1, count):
-                    _peer(y_ref, axis, _after(own, offset, count))[own, at] = made
+                    _peer(y_ref, axis, _after(own, offset, count))[place] = made
 
             each(wait, move, lambda: None)
+            rest = functools.partial(
+                _reduce_for_all, x_ref, y_ref, axis, count, reduction, accumulate
+            )
+            _each_rest(x.size, columns * count, tile, own, count, blocks, rest)
             announce(finished, axis, own, count)
 
         lax.cond(lax.axis_index("warpgroup") == 0, send, reduce)
 
-    array = _of_all(x, axis)
+    parts = jax.ShapeDtypeStruct((count, columns), x.dtype)
     kernel = _kernel(
         body,
-        [array, array],
+        [_of_all(x, axis), parts],
         blocks,
         "all_reduce",
         num_threads=2,
@@ -397,7 +457,8 @@ def reduce_by_writing(
         scratch_types=[plgpu.SemaphoreType.REGULAR((count,)), plgpu.SemaphoreType.REGULAR],
         input_output_aliases={0: 0},
         compiler_params=plgpu.CompilerParams(
-            plugin_options={"standard": {"partial_outputs": True}}  # The parts of two devices.
+            exit_barrier=False,  # What is announced has been read before.
+            plugin_options={"standard": {"partial_outputs": True}},  # The parts of two devices.
         ),
     )
     return kernel(x)[0]
