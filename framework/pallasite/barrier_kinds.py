@@ -7,6 +7,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pallasite.resource import Count
 from pallasite.targets import ANY_TARGET, TargetPredicate
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class BarrierPhase:
         cluster along which these lie, one tuple for each axis; None for barriers of one block.
     """
 
-    hardware_arrivals: int
+    hardware_arrivals: Count
     cluster_dimensions: tuple[tuple[int, ...], ...] | None = None
 
 
@@ -73,10 +74,10 @@ class BarrierKind:
 
     dtype: type[Any]
     phase: Callable[[Any, Any], BarrierPhase]
-    arrivals: Callable[[Any], int] = _num_arrivals
+    arrivals: Callable[[Any], Count] = _num_arrivals
     counted: Callable[[Any], bool] = _is_counted
-    most_arrivals: int = MOST_HARDWARE_ARRIVALS
-    most_barriers: int = MOST_BARRIERS
+    most_arrivals: Count = MOST_HARDWARE_ARRIVALS
+    most_barriers: Count = MOST_BARRIERS
     arrive: Callable[[Any, Any, Any, Any], None] | None = None
     before_arrive: Callable[[Any, Any], None] | None = None
     after_wait: Callable[[Any, Any], None] | None = None
@@ -165,8 +166,8 @@ class BarrierUse:
     role: BarrierRole
     barrier: int = 0
     predicate: int | None = None
-    arrivals: Callable[[Any, Mapping[str, Any]], int | None] = _one_arrival
-    transfers: Callable[[tuple[Any, ...], Mapping[str, Any]], int] | None = None
+    arrivals: Callable[[Any, Mapping[str, Any]], Count | None] = _one_arrival
+    transfers: Callable[[tuple[Any, ...], Mapping[str, Any]], Count] | None = None
     overrides: tuple[str, ...] = ()
     plugin: str = ""
 

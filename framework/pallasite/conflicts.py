@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -144,6 +145,13 @@ def unique[Entry: Overriding, Key](
     return chosen
 
 
+def one_for_each(
+    contributions: Iterable[Contribution], field: str, subject: str, attribute: str = "name"
+) -> dict[Any, Any]:
+    """What plugins contribute in a field, by an attribute; see :func:`unique`."""
+    return unique(subject, with_plugin(contributions, field), operator.attrgetter(attribute))
+
+
 def _beats(one: Overriding, other: Overriding) -> bool:
     return (
         other.plugin in one.overrides
@@ -238,7 +246,7 @@ def merge_lifecycles(contributions: Iterable[Contribution]) -> tuple[KernelLifec
     Raises:
       PluginError: two plugins have one of the same name, or they cannot be ordered.
     """
-    found: dict[str, KernelLifecycle] = unique(
-        "kernel lifecycles named", with_plugin(contributions, "lifecycles"), lambda one: one.name
+    found: dict[str, KernelLifecycle] = one_for_each(
+        contributions, "lifecycles", "kernel lifecycles named"
     )
     return tuple(in_order("kernel lifecycles", list(found.values())))

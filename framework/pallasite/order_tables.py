@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pallasite.barrier_kinds import BarrierKind, BarrierOrder, BarrierRole, BarrierUse
-from pallasite.conflicts import most_specific, unique, with_plugin
+from pallasite.conflicts import most_specific, one_for_each, unique, with_plugin
 from pallasite.errors import UnsupportedError
 from pallasite.known_plugins import remedy
 from pallasite.memory_events import EventContext, MemoryEvent, MemoryEvents, Proxy, ProxyFence
@@ -51,10 +51,8 @@ class BarrierTables:
         """
         contributions = tuple(contributions)
         self._present = present
-        self.kinds: dict[str, BarrierKind] = unique(
-            "barrier kinds named",
-            with_plugin(contributions, "barrier_kinds"),
-            lambda kind: kind.title,
+        self.kinds: dict[str, BarrierKind] = one_for_each(
+            contributions, "barrier_kinds", "barrier kinds named", "title"
         )
         self._kinds = {kind.dtype: kind for kind in self.kinds.values()}
         self._orders: dict[str, list[BarrierOrder]] = {}
@@ -124,10 +122,8 @@ class MemoryTables:
 
     def __init__(self, contributions: Iterable[Contribution], targets: Iterable[Target]):
         contributions = tuple(contributions)
-        self._events: dict[Primitive, MemoryEvents] = unique(
-            "memory events of primitive",
-            with_plugin(contributions, "memory_events"),
-            lambda events: events.primitive,
+        self._events: dict[Primitive, MemoryEvents] = one_for_each(
+            contributions, "memory_events", "memory events of primitive", "primitive"
         )
         self._fences: dict[_Pair, list[ProxyFence]] = {}
         for fence in with_plugin(contributions, "proxy_fences"):

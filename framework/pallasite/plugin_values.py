@@ -48,6 +48,18 @@ _RESULTS = {
 }
 """What functions return whose annotation leaves it open, since each kind of rule has its own."""
 
+PARTS = {
+    "cache_keys": {
+        "canonical_parts": "Sequence[str]",
+        "environment_text": "str",
+        "files_unchanged": "bool",
+        "loaded_code": "int",
+    },
+    "interpretation": {"params": "None | detect_races", "understands": "bool"},
+    "layout_costs": dict.fromkeys(("access", "conversion", "copies"), "float | int"),
+}
+"""What functions of implementations return that the core itself asks."""
+
 _UNGUARDED = {
     ("Executor", "available"),
     ("NamedLayout", "specification"),  # Programs give its arguments.
@@ -95,6 +107,10 @@ def fits(value: Any, annotation: str) -> bool:
         return value is None
     if name == "Callable":
         return callable(value)
+    if name == "Count":
+        return fits(value, "int") and bool(value >= 0)
+    if name == "detect_races":
+        return isinstance(getattr(value, name, None), bool)
     if name == "Literal":
         return isinstance(value, str) and value in re.findall(r"[\w]+", inner)
     if name == "type":
@@ -187,6 +203,18 @@ def _called(record: Any) -> str:
         if getattr(record, name, None) is not None:
             return f"{type(record).__name__} {str(getattr(record, name))!r}"
     return type(record).__name__
+
+
+class GuardedPart:
+    """What a plugin has for a part that the core leaves to it, with functions behind guards."""
+
+    def __init__(self, part: Any, what: str, name: str):
+        self._part, self._what, self._results = part, what, PARTS[name]
+
+    def __getattr__(self, name: str) -> Any:
+        function: Any = getattr(self._part, name, None)
+        guard = Guard(function, f"{self._what}: {name}", self._results.get(name, "Any"))
+        return guard if name in self._results else function
 
 
 class Guard:

@@ -28,6 +28,7 @@ from pallasite.conflicts import (
     merge_names,
     merge_spaces,
     merge_targets,
+    one_for_each,
     tie,
     unique,
     winner,
@@ -45,7 +46,7 @@ from pallasite.extensions import (
 from pallasite.known_plugins import absent_plugins, is_own, known_plugins, remedy
 from pallasite.plugin_api import check_plugin_api, needed_by, stated_in_source
 from pallasite.plugin_checks import FIELDS, checked, implementations
-from pallasite.plugin_values import guarded, note_code
+from pallasite.plugin_values import PARTS, GuardedPart, guarded, note_code
 from pallasite.registry import Registry
 from pallasite.targets import Target
 
@@ -310,11 +311,7 @@ class PluginManager:
         """
         return self._merge(
             "pallasite_layouts",
-            lambda contributions: unique(
-                "register layouts named",
-                with_plugin(contributions, "layouts"),
-                lambda layout: layout.name,
-            ),
+            lambda found: one_for_each(found, "layouts", "register layouts named"),
         )
 
     def operation_names(self) -> frozenset[str]:
@@ -421,11 +418,7 @@ class PluginManager:
         """
         return self._merge(
             INSTRUCTIONS,
-            lambda contributions: unique(
-                "rules of PTX instruction",
-                with_plugin(contributions, "instructions"),
-                lambda rule: rule.name,
-            ),
+            lambda found: one_for_each(found, "instructions", "rules of PTX instruction"),
         )
 
     def stores(self) -> dict[str, StoreNamespace]:
@@ -471,9 +464,11 @@ class PluginManager:
             message = f"{_NOBODY_HAS[field]} {name!r}"
             raise MissingNameError(message, hint=absent_plugins(self.absences()))
         owner = self._owner(f"pallasite_{field}", name, path)
-        if owner is not None and not is_own(owner.name):
-            note_code(f"pallasite_{field} of plugin {owner}: {name!r}")
-        return self._resolve(f"pallasite_{field}", name, path)
+        found = self._resolve(f"pallasite_{field}", name, path)
+        if owner is None or is_own(owner.name):
+            return found
+        note_code(what := f"pallasite_{field} of plugin {owner}: {name!r}")
+        return GuardedPart(found, what, name) if name in PARTS else found
 
     def _owner(self, hook: str, name: str, path: str) -> _Found | None:
         """The plugin that gives a name its ``"module:attribute"``."""
@@ -662,6 +657,17 @@ def plugins() -> tuple[PluginInfo, ...]:
 def registry() -> Registry:
     """The current registry; it is built anew when plugins were added, removed or switched."""
     return _held.get() or _manager.registry()
+
+
+def implementation(name: str) -> Any:
+    """The implementation of a name, which is looked up once for the current registry."""
+    return _implementation(registry(), name)
+
+
+@functools.lru_cache(maxsize=16)
+def _implementation(registry: Registry, name: str) -> Any:
+    del registry  # Other plugins make another one.
+    return _manager.implementation(name)
 
 
 _held: contextvars.ContextVar[Registry | None] = contextvars.ContextVar(

@@ -11,7 +11,7 @@ from pallasite.conflicts import (
     merge_names,
     merge_spaces,
     merge_targets,
-    unique,
+    one_for_each,
     with_plugin,
 )
 from pallasite.errors import MissingRuleError
@@ -82,10 +82,8 @@ class Registry:
         self.owners_of_spaces = {
             space.name: one.plugin for one in contributions for space in one.memory_spaces
         }
-        self._views: dict[type, ViewRule] = unique(
-            "views made by",
-            with_plugin(contributions, "views"),
-            lambda rule: rule.transform,
+        self._views: dict[type, ViewRule] = one_for_each(
+            contributions, "views", "views made by", "transform"
         )
         self._views_found: dict[type, ViewRule | None] = {}
         known = self.targets.values()
@@ -101,30 +99,22 @@ class Registry:
         self.inference: RuleTable[InferenceRule] = RuleTable(
             "inference rules", with_plugin(contributions, "inference_rules"), known
         )
-        jaxpr_primitives: dict[Primitive, JaxprPrimitive] = unique(
-            "descriptions of the jaxprs of primitive",
-            with_plugin(contributions, "jaxpr_primitives"),
-            lambda entry: entry.primitive,
+        jaxpr_primitives: dict[Primitive, JaxprPrimitive] = one_for_each(
+            contributions, "jaxpr_primitives", "jaxprs of primitive", "primitive"
         )
         self.jaxprs = JaxprTable(jaxpr_primitives.values())
         self.barriers = BarrierTables(contributions, self.targets.values(), self._present)
         self.memory = MemoryTables(contributions, self.targets.values())
-        self._passes: dict[str, Pass] = unique(
-            "passes named", with_plugin(contributions, "passes"), lambda entry: entry.name
-        )
+        self._passes: dict[str, Pass] = one_for_each(contributions, "passes", "passes named")
         self._lifecycles: tuple[KernelLifecycle, ...] = merge_lifecycles(contributions)
-        self.executors: dict[str, Executor] = unique(
-            "executors named", with_plugin(contributions, "executors"), lambda entry: entry.name
+        self.executors: dict[str, Executor] = one_for_each(
+            contributions, "executors", "executors named"
         )
-        self.translations: dict[str, Translation] = unique(
-            "translations of operation",
-            with_plugin(contributions, "translations"),
-            lambda entry: entry.operation,
+        self.translations: dict[str, Translation] = one_for_each(
+            contributions, "translations", "translations of operation", "operation"
         )
-        self._layout_proposals: dict[str, LayoutProposal] = unique(
-            "layout proposals named",
-            with_plugin(contributions, "layout_proposals"),
-            lambda entry: entry.name,
+        self._layout_proposals: dict[str, LayoutProposal] = one_for_each(
+            contributions, "layout_proposals", "layout proposals named"
         )
 
     def lowering_rule(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+type Count = int
+"""Of something: it is not negative."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Resource:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallasite.errors import InvalidValueError
+from pallasite.resource import Count
 
 Table = tuple[Sequence[str], Sequence[Sequence[object]]]
 """Headers and rows."""
@@ -45,8 +46,8 @@ class StoreNamespace:
     folder: str = ""
     suffix: str = ".entry"
     documents: bool = False
-    max_bytes: int | None = None
-    max_entries: int | None = None
+    max_bytes: Count | None = None
+    max_entries: Count | None = None
     valid: Callable[[Any], bool] | None = None
     table: Callable[[Sequence[Any]], Table] | None = None
     empty: str = ""

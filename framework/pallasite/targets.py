@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from pallasite.resource import SHARED_MEMORY
+from pallasite.resource import SHARED_MEMORY, Count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,13 @@ class Target:
     ptx_version: int
     compute_capability: tuple[int, int]
     features: frozenset[str] = frozenset()
-    max_shared_memory: int = 232448
-    max_threads: int = 1024
-    max_registers: int = 255
-    registers_per_block: int = 65536
-    max_cluster_size: int = 16
-    limits: Mapping[str, int] = dataclasses.field(default_factory=dict, hash=False)
-    multiprocessors: int = 0
+    max_shared_memory: Count = 232448
+    max_threads: Count = 1024
+    max_registers: Count = 255
+    registers_per_block: Count = 65536
+    max_cluster_size: Count = 16
+    limits: Mapping[str, Count] = dataclasses.field(default_factory=dict, hash=False)
+    multiprocessors: Count = 0
     description: str = ""
     architecture: str = ""
 

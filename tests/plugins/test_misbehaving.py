@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import signal
 import types
 
@@ -661,7 +662,8 @@ def test_barriers_that_count_nothing_name_their_plugin(registered, fields):
         pytest.raises(PluginError) as error,
     ):
         pallasite.compile(copying(), jnp.zeros(128), target="sm_90")
-    assert "pallasite_barrier_kinds of plugin 'bad' (in process): a phase of" in str(error.value)
+    text = r"pallasite_barrier_kinds of plugin 'bad' \(in process\): (a )?phase of"
+    assert re.search(text, str(error.value))
 
 
 def spoilt(ctx, x, **params):

@@ -6,13 +6,11 @@ writes it is contributed by the hook ``pallasite_implementations`` as ``"memory_
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pallasite import plugins
-from pallasite.registry import Registry
 
 if TYPE_CHECKING:
     from pallasite.language.memory import MemorySpace
@@ -26,6 +24,11 @@ if TYPE_CHECKING:
 
 class MemoryAccess(Protocol):
     """What an implementation of memory with addresses can do."""
+
+    relayout: Callable[..., RegisterArray]
+    resolve: Callable[..., Any]
+    resolve_barrier: Callable[..., Any]
+    """As the functions of this module."""
 
     def kernel_argument(
         self, launch: LaunchContext, buffer: Buffer, *, may_be_read: bool, constant: bool
@@ -42,21 +45,6 @@ class MemoryAccess(Protocol):
 
     def suitable_layouts(self, reference: Any) -> Sequence[Layout]:
         """The register layouts that suit what a reference views, the default first."""
-
-    def resolve(
-        self,
-        ctx: RuleContext,
-        reference: Value,
-        transforms: Any = (),
-        *,
-        pointer: bool = True,
-        other_blocks: bool = False,
-        copied_to: bool = False,
-    ) -> Any:
-        """See :func:`resolve`."""
-
-    def resolve_barrier(self, ctx: RuleContext, reference: Value, transforms: Any = ()) -> Any:
-        """See :func:`resolve_barrier`."""
 
     def view(self, ctx: RuleContext, reference: Any, transform: Any) -> Any:
         """One view of a reference, by the table of views."""
@@ -91,9 +79,6 @@ class MemoryAccess(Protocol):
     def shared_array(self, ctx: RuleContext, variable: Any) -> AbstractContextManager[Any]:
         """A scope's array in shared memory, in the layout that inference has chosen for it."""
 
-    def relayout(self, ctx: RuleContext, array: RegisterArray, target: Layout) -> RegisterArray:
-        """See :func:`relayout`."""
-
 
 def memory_access() -> MemoryAccess:
     """The implementation that a plugin contributes.
@@ -101,13 +86,7 @@ def memory_access() -> MemoryAccess:
     Raises:
       MissingNameError: no plugin has one.
     """
-    return _implementation(plugins.registry())
-
-
-@functools.lru_cache(maxsize=4)
-def _implementation(registry: Registry) -> MemoryAccess:
-    del registry  # Other plugins make another one.
-    return cast(MemoryAccess, plugins.manager().implementation("memory_access"))
+    return cast(MemoryAccess, plugins.implementation("memory_access"))
 
 
 def relayout(ctx: RuleContext, array: RegisterArray, target: Layout) -> RegisterArray:

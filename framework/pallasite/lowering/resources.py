@@ -26,7 +26,7 @@ from pallasite.launch import Allocation
 from pallasite.lowering.equations import errors_at_equation as errors_at_equation
 from pallasite.lowering.geometry import Geometry
 from pallasite.registry import Registry
-from pallasite.resource import Resource
+from pallasite.resource import Count, Resource
 from pallasite.targets import Target
 
 
@@ -42,8 +42,8 @@ class Resources:
       allocations: the requests behind ``peaks``, with their source lines.
     """
 
-    peaks: Mapping[Resource, int] = dataclasses.field(default_factory=dict)
-    kept: Mapping[tuple[Resource, Hashable], int] = dataclasses.field(default_factory=dict)
+    peaks: Mapping[Resource, Count] = dataclasses.field(default_factory=dict)
+    kept: Mapping[tuple[Resource, Hashable], Count] = dataclasses.field(default_factory=dict)
     allocations: tuple[Allocation, ...] = ()
 
     def __add__(self, other: Resources) -> Resources:

@@ -6,14 +6,12 @@ numbers only have to order the choices.
 
 from __future__ import annotations
 
-import functools
 from typing import Protocol, cast
 
 from pallasite import plugins
 from pallasite.language.memory import MemorySpace
 from pallasite.layouts.memory import MemoryLayout
 from pallasite.layouts.registers import Layout
-from pallasite.registry import Registry
 
 IMPOSSIBLE = 1e12
 """More than all that is possible costs together."""
@@ -48,10 +46,4 @@ class LayoutCosts(Protocol):
 
 def layout_costs() -> LayoutCosts:
     """The costs by the plugins that are there."""
-    return _costs(plugins.registry())
-
-
-@functools.lru_cache(maxsize=4)
-def _costs(registry: Registry) -> LayoutCosts:
-    del registry  # Other plugins make another one.
-    return cast(LayoutCosts, plugins.manager().implementation("layout_costs"))
+    return cast(LayoutCosts, plugins.implementation("layout_costs"))
