@@ -246,6 +246,8 @@ UNORDERED = {
             {"alibi_slopes": np.array([0.25, 0.1], np.float32), "soft_cap": 3.0},
         ),
         ((70, 130, 1, 1, 64, 80), "float16", {"bias": random(9, (2, 1, 70, 130), "float32")}),
+        ((150, 150, 2, 1, 128, 64), "bfloat16", {"causal": True}),
+        ((130, 200, 1, 1, 160, 120), "float16", {"window": (40, 10), "kv_lengths": [200, 33]}),
         ((1, 1, 2, 1, 64, 64), "float16", {}),
         ((5, 5, 2, 1, 128, 128), "bfloat16", {"causal": True}),
         ((47, 47, 1, 1, 64, 32), "float16", {"window": (9, 3), "soft_cap": 2.0}),

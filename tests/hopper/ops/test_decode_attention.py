@@ -166,6 +166,11 @@ def test_several_queries(tokens, group):
         (128, DecodeConfig(heads=2, blocks=3, blocks_per_multiprocessor=1), "bfloat16"),
         (128, DecodeConfig(blocks=3), "float16"),
         (256, DecodeConfig(blocks=2, blocks_per_multiprocessor=1), "bfloat16"),
+        (8, DecodeConfig(blocks=3), "bfloat16"),
+        (80, DecodeConfig(blocks=3), "float16"),
+        (112, DecodeConfig(blocks=3, heads=2, blocks_per_multiprocessor=1), "bfloat16"),
+        (192, DecodeConfig(blocks=3), "float16"),
+        (200, DecodeConfig(blocks=5, blocks_per_multiprocessor=1), "bfloat16"),
     ],
 )
 def test_configurations(head_dim, config, dtype):
@@ -237,6 +242,8 @@ def test_extents_that_are_no_multiples():
         (jnp.float8_e4m3fn, 128, 64, "float16"),
         (jnp.int8, 64, 64, "bfloat16"),
         (jnp.int8, 64, 64, "float16"),
+        (jnp.float8_e4m3fn, 96, 64, "bfloat16"),
+        (jnp.int8, 192, 64, "bfloat16"),
     ],
 )
 def test_caches_of_8_bits(cache_dtype, head_dim, tile, dtype):
@@ -267,6 +274,8 @@ def test_caches_of_8_bits(cache_dtype, head_dim, tile, dtype):
         (16, DecodeConfig(blocks=3), 64, "tokens_first"),
         (64, DecodeConfig(blocks=4, stages=3), 128, "heads_first"),
         (8, DecodeConfig(blocks=3, ahead=True), 64, "heads_first"),
+        (32, DecodeConfig(blocks=3), 80, "heads_first"),
+        (32, DecodeConfig(blocks=3), 96, "tokens_first"),
         (
             128,
             DecodeConfig(blocks=3, heads=2, tile=64, blocks_per_multiprocessor=1),
@@ -317,6 +326,8 @@ def test_pages(page_size, config, head_dim, page_layout):
         ((8, 4, 128, 64), (8, 4096, 8, 64), jnp.float16),
         ((64, 256, 128), (64, 8192, 8, 128), jnp.bfloat16),
         ((8, 64, 256), (8, 4096, 2, 256), jnp.bfloat16),
+        ((8, 56, 80), (8, 4096, 8, 80), jnp.bfloat16),
+        ((8, 48, 192), (8, 4096, 8, 192), jnp.float16),
         ((8, 32, 128), (8, 4096, 8, 128), jnp.float8_e4m3fn),
     ],
 )
@@ -350,6 +361,7 @@ def arrays(**changes):
         ({"q": (2, 7, 64)}, {}, InvalidValueError, "cannot be divided among"),
         ({"q": (3, 8, 64)}, {}, InvalidValueError, "same batch"),
         ({"q": (2, 8, 128)}, {}, InvalidValueError, "heads of these sizes"),
+        (dict.fromkeys("kv", (2, 64, 1, 60)) | {"q": (2, 8, 60)}, {}, InvalidValueError, "of 8 up"),
         ({"v": (2, 64, 2, 64)}, {}, InvalidValueError, "do not have the same shape"),
         ({}, {"scale": -1.0}, InvalidValueError, "scale is not positive"),
         ({}, {"k_scale": 2.0}, InvalidValueError, "k_scale is for keys and values with 8 bits"),

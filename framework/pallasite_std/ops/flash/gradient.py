@@ -36,8 +36,9 @@ def differentiable_attention(
     """
 
     def split(q: Any, k: Any, extras: Extras, lse: Any) -> Any:
-        whole = of_queries is None or lse.shape[2:] == q.shape[1:2]
-        return lse if whole else of_queries(q, k, extras, lse)
+        if of_queries is None or lse.shape[2:] == q.shape[1:2]:
+            return lse
+        return of_queries(q, k, extras, lse)
 
     def any_forward(
         call: AttentionCall, residuals: bool, q: Any, k: Any, v: Any, extras: Extras

@@ -13,7 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite_hopper.ops.decode import prefill
-from pallasite_hopper.ops.decode.config import HEAD_DIMS, MOST_TOKENS, default_config
+from pallasite_hopper.ops.decode.config import (
+    LARGEST_HEAD,
+    MOST_TOKENS,
+    default_config,
+    takes_heads,
+)
 from pallasite_hopper.ops.flash.options import OPTIONS, portable_option
 from pallasite_hopper.ops.mixed.choice import default_config as default_mixed_config
 from pallasite_std.api import AttentionOptions, is_portable_config
@@ -72,8 +77,10 @@ def decode_attention(*args: Any, **kwargs: Any) -> str | None:
         return None
     if len(shape) == 4 and shape[1] > MOST_TOKENS:
         return f"{shape[1]} queries of a sequence, it takes {MOST_TOKENS}"
-    if len(shape) in (3, 4) and shape[-1] not in HEAD_DIMS:
-        return f"heads of {shape[-1]}, it takes {', '.join(map(str, HEAD_DIMS))}"
+    caches = (_operand(args, kwargs, 1, name)[1] for name in ("k", "k_pages"))
+    size = next((np.dtype(one).itemsize for one in caches if one is not None), 2)
+    if len(shape) in (3, 4) and not takes_heads(shape[-1], size):
+        return f"heads of {shape[-1]}, it takes multiples of {16 // size} up to {LARGEST_HEAD}"
     return _config(kwargs)
 
 

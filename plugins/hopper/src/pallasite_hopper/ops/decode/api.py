@@ -15,7 +15,7 @@ import pallasite
 from pallasite.plugin import InvalidValueError
 from pallasite_hopper.ops.decode import kernel, prefill
 from pallasite_hopper.ops.decode.config import (
-    HEAD_DIMS,
+    LARGEST_HEAD,
     MOST_TOKENS,
     Cache,
     DecodeConfig,
@@ -23,6 +23,7 @@ from pallasite_hopper.ops.decode.config import (
     default_config,
     filled_blocks,
     pages_fit,
+    takes_heads,
 )
 from pallasite_hopper.ops.decode.schedule import Problem, most_tiles
 from pallasite_std.api import (
@@ -36,9 +37,9 @@ from pallasite_std.api import (
     random_array,
 )
 
-_ACCEPTED = DecodeAccepted((jnp.bfloat16, jnp.float16), HEAD_DIMS, DecodeConfig, MOST_TOKENS)
+_ACCEPTED = DecodeAccepted((jnp.bfloat16, jnp.float16), None, DecodeConfig, MOST_TOKENS)
 
-_PREFILL = dataclasses.replace(_ACCEPTED, head_dims=None, tokens=None)
+_PREFILL = dataclasses.replace(_ACCEPTED, tokens=None)
 
 _VERSION = 2
 """Of the kernel, for what was measured."""
@@ -65,9 +66,9 @@ def decode_attention(
     Args:
       q: (batch, q_heads, head_dim), or (batch, tokens, q_heads, head_dim) for the last ``tokens``
         queries of each sequence: each sees the keys up to its own, which is the last one for the
-        last query. bfloat16 or float16. tokens is up to 8 and head_dim 64, 128 or 256; or, unless
-        the cache has 8 bits, tokens is larger, head_dim at most 256, and so many queries share a
-        head of the cache that gathering its rows is estimated to pay.
+        last query. bfloat16 or float16; head_dim up to 256. tokens is up to 8, and head_dim a
+        multiple of 8, or of 16 if the cache has 8 bits; or, unless it has, tokens is larger, and so
+        many queries share a head of the cache that gathering its rows is estimated to pay.
       k, v: (batch, kv_len, kv_heads, head_dim) of the dtype of q, or float8_e4m3fn or int8.
         kv_heads divides q_heads; query head h uses head ``h // (q_heads // kv_heads)``. kv_len is
         best a multiple of 8.
@@ -185,8 +186,9 @@ def _is_prefill(q: Any, k: Any, axis: int) -> bool:
 def _run(problem: Problem, config: DecodeConfig | None, operands: list[Any]) -> jax.Array:
     shape = operands[0].shape
     operands[0] = operands[0].reshape(kernel.out_shape(problem).shape)
-    if config is None:
+    if config is None and takes_heads(problem.head_dim, np.dtype(problem.cache_dtype).itemsize):
         config = _choose(problem, operands)
+    config = config or DecodeConfig()
     return _attend(problem, config, *operands).reshape(shape)
 
 
@@ -252,6 +254,13 @@ def _kernel(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
 def _filled(problem: Problem, config: DecodeConfig) -> DecodeConfig:
     """The configuration with stages and blocks: no more of them than tiles."""
     itemsize = np.dtype(problem.cache_dtype).itemsize
+    if not takes_heads(problem.head_dim, itemsize):
+        raise InvalidValueError(
+            "heads of these sizes are not supported",
+            got=f"head_dim {problem.head_dim}",
+            expected=f"a multiple of {16 // itemsize} up to {LARGEST_HEAD}",
+            hint="the operations of pallasite.ops take others, for this target too",
+        )
     if problem.kv_heads % config.heads:
         raise InvalidValueError(
             "blocks cannot have so many heads side by side",

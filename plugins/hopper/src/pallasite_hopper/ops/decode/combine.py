@@ -23,11 +23,11 @@ def combined(
       head: which of the heads side by side.
 
     Returns:
-      The transposed results (head_dim, columns), and the sums (columns,) to divide them by.
+      The transposed results (head_tile, columns), and the sums (columns,) to divide them by.
     """
     results, maxima, sums = parts
     lowest = softmax.lowest(1.0)
-    elements = problem.head_dim * problem.columns // 128
+    elements = problem.head_tile * problem.columns // 128
     at_once = max(1, min(8, 64 // elements))  # Parts whose loads overlap and fit the registers.
 
     def step(turn: Any, carry: Any) -> Any:
@@ -44,18 +44,18 @@ def combined(
             larger = jnp.maximum(larger, part_maxima)
         shrink = jnp.exp2(largest - larger)
         total = total * shrink
-        values = values * _spread(shrink, problem.head_dim)
+        values = values * _spread(shrink, problem.head_tile)
         for part_maxima, part_sums, part in loaded:
             weight = jnp.exp2(part_maxima - larger)
             total = total + part_sums * weight
-            values = values + part * _spread(weight, problem.head_dim)
+            values = values + part * _spread(weight, problem.head_tile)
         return larger, total, values
 
     columns = problem.columns
     start = (
         jnp.full((columns,), lowest, jnp.float32),
         jnp.zeros((columns,), jnp.float32),
-        jnp.zeros((problem.head_dim, columns), jnp.float32),
+        jnp.zeros((problem.head_tile, columns), jnp.float32),
     )
     turns = lax.div(last - first, at_once) + 1
     _, total, values = lax.fori_loop(0, turns, step, start)

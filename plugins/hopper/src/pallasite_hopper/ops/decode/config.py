@@ -7,8 +7,12 @@ import itertools
 
 from pallasite.plugin import InvalidValueError
 
-HEAD_DIMS = (64, 128, 256)
-"""Supported sizes of a head."""
+LARGEST_HEAD = 256
+"""Elements of a head at most."""
+
+HEAD_STEP = 64
+"""Heads in shared memory are filled up to a multiple of this, with zeros by the copy engine: values
+are the left operand, transposed, and instructions take so many rows of it."""
 
 MOST_TOKENS = 8
 """Queries of one sequence."""
@@ -18,6 +22,16 @@ MULTIPROCESSORS = 132
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of a multiprocessor that blocks can use, 1 KB for each block included."""
+
+
+def head_tile(head_dim: int) -> int:
+    """Elements of a head in shared memory."""
+    return -(-head_dim // HEAD_STEP) * HEAD_STEP
+
+
+def takes_heads(head_dim: int, itemsize: int) -> bool:
+    """Whether the copy engine reads rows of such heads, of elements of so many bytes."""
+    return 0 < head_dim <= LARGEST_HEAD and head_dim * itemsize % 16 == 0
 
 
 def most_columns(head_dim: int) -> int:
@@ -70,11 +84,11 @@ class DecodeConfig:
 
     def stage_bytes(self, head_dim: int, itemsize: int) -> int:
         """Shared memory of one step's keys, or values."""
-        return self.heads * self.tile * head_dim * itemsize
+        return self.heads * self.tile * head_tile(head_dim) * itemsize
 
     def fixed_bytes(self, head_dim: int, columns: int) -> int:
         """Shared memory of all else: two sets of queries, results and weights."""
-        return self.heads * columns * 2 * (3 * head_dim + self.tile) + _RESERVE
+        return self.heads * columns * 2 * (3 * head_tile(head_dim) + self.tile) + _RESERVE
 
     def room(self, head_dim: int, columns: int, itemsize: int) -> int:
         """Stages for which shared memory suffices."""
@@ -150,9 +164,10 @@ def default_config(
       itemsize: bytes of an element of the cache.
       cache: of a given size; steps have more rows where blocks have many.
     """
-    tile = 128 if head_dim * itemsize <= 128 else 64
+    size = head_tile(head_dim)
+    tile = 128 if size * itemsize <= 128 else 64
     # What two blocks have of the registers holds this much.
-    shared = 2 if max(tile, head_dim) * columns <= _REGISTERS else 1
+    shared = 2 if max(tile, size) * columns <= _REGISTERS else 1
     config = DecodeConfig(tile=tile, blocks_per_multiprocessor=shared)
     if cache is None:
         return config
@@ -161,7 +176,7 @@ def default_config(
         (tile, shared) == (64, 2)
         # Elements of 8 bits are converted in registers.
         and itemsize == 2
-        and max(2 * tile, head_dim) * columns <= _REGISTERS
+        and max(2 * tile, size) * columns <= _REGISTERS
         and larger.room(head_dim, columns, itemsize) >= 3
         and pages_fit(cache.page_size, larger)
     )
@@ -205,7 +220,7 @@ def decode_configs(
     """Candidate configurations, the default one first.
 
     Args:
-      head_dim: 64, 128 or 256.
+      head_dim: up to 256, of rows that are multiples of 16 bytes.
       queries: that share a head of the cache: its query heads, times the tokens of a sequence.
       itemsize: bytes of an element of the cache.
       kv_heads: heads of the cache, which a block may have side by side.
@@ -213,17 +228,17 @@ def decode_configs(
     Raises:
       InvalidValueError: no such heads.
     """
-    if head_dim not in HEAD_DIMS:
+    if not takes_heads(head_dim, itemsize):
         raise InvalidValueError(
             "no kernel for this size of heads",
             got=head_dim,
-            expected=" or ".join(map(str, HEAD_DIMS)),
+            expected=f"a multiple of {16 // itemsize} up to {LARGEST_HEAD}",
         )
     columns = min(most_columns(head_dim), -(-queries // 8) * 8)
     found = [default_config(head_dim, columns, itemsize)]
     for tile, heads, shared in itertools.product((64, 128, 256), (1, 2, 4), (1, 2, 3, 4)):
         # Scores, sums, and all else that a lane holds; registers of lanes of all blocks.
-        needed = (tile + head_dim) * columns // 128 + 56
+        needed = (tile + head_tile(head_dim)) * columns // 128 + 56
         if kv_heads % heads or needed > min(255, 512 // (shared * (heads + 1))):
             continue
         config = DecodeConfig(tile=tile, heads=heads, blocks_per_multiprocessor=shared)

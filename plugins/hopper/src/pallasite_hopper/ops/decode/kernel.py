@@ -50,7 +50,7 @@ def partial_shapes(problem: Problem, config: DecodeConfig) -> tuple[jax.ShapeDty
     assert config.blocks is not None
     outer = (2, config.blocks, config.heads)
     vectors = jax.ShapeDtypeStruct((*outer, problem.columns), jnp.float32)
-    results = jax.ShapeDtypeStruct((*outer, problem.head_dim, problem.columns), jnp.float32)
+    results = jax.ShapeDtypeStruct((*outer, problem.head_tile, problem.columns), jnp.float32)
     return results, vectors, vectors
 
 
@@ -68,7 +68,7 @@ def build(problem: Problem, config: DecodeConfig) -> Callable[..., Any]:
     """
     assert config.stages is not None
     assert config.blocks is not None
-    columns, dim, heads, stages = problem.columns, problem.head_dim, config.heads, config.stages
+    columns, dim, heads, stages = problem.columns, problem.head_tile, config.heads, config.stages
     scratch = {
         "ring": plgpu.SMEM((stages, heads, config.tile, dim), problem.cache_dtype),
         "q_smem": plgpu.SMEM((_QUERY_SLOTS, heads, columns, dim), problem.dtype),
@@ -120,7 +120,7 @@ def fetch_lengths(lengths: Any, lengths_smem: Any, barrier: Any) -> None:
 def write_results(
     problem: Problem, values: Any, sums: Any, staging: Any, out: Any, item: Item, head: Any
 ) -> None:
-    """Divides transposed results (head_dim, columns) by their sums and writes them."""
+    """Divides transposed results (head_tile, columns) by their sums and writes them."""
     inverse = jnp.where(sums > 0, 1 / sums, 0.0)
     scaled = values * lax.broadcast_in_dim(inverse, values.shape, (1,))
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -130,8 +130,20 @@ def write_results(
     for token in range(problem.lane_tokens):
         plgpu.copy_smem_to_gmem(
             staging.at[pl.ds(token * rows, rows)],
-            out.at[matrix_of(problem, item, head, token), pl.ds(item.group_start, rows)],
+            out.at[
+                matrix_of(problem, item, head, token),
+                pl.ds(item.group_start, rows),
+                *columns_of(problem),
+            ],
         )
+
+
+def columns_of(problem: Problem) -> tuple[Any, ...]:
+    """The window along the elements of a head, where it leaves the array: what lies beyond is read
+    as zero and not written. Its start is a value of the kernel, since a number would be checked."""
+    if problem.head_tile == problem.head_dim:
+        return ()
+    return (pl.ds(lax.axis_index("block") * 0, problem.head_tile),)
 
 
 def matrix_of(problem: Problem, item: Item, head: Any, token: int) -> Any:
@@ -264,7 +276,7 @@ class _Decode:
             for token in range(problem.lane_tokens):
                 matrix = matrix_of(problem, item, item.head + head, token)
                 plgpu.copy_gmem_to_smem(
-                    q.at[matrix, pl.ds(item.group_start, rows)],
+                    q.at[matrix, pl.ds(item.group_start, rows), *columns_of(problem)],
                     s["q_smem"].at[stage, head, pl.ds(token * rows, rows)],
                     s["q_full"].at[stage],
                     arrive=False,
@@ -312,13 +324,13 @@ class _Decode:
 
         With pages it is (rows, heads, head_dim), or (rows, head_dim) with the heads first.
         """
-        problem = self.problem
+        problem, columns = self.problem, columns_of(self.problem)
         if not problem.page_size:
-            return source.at[item.sequence, pl.ds(start, self.page_rows), head]
+            return source.at[item.sequence, pl.ds(start, self.page_rows), head, *columns]
         if not problem.heads_first:
-            return source.at[pl.ds(start, self.page_rows), head]
+            return source.at[pl.ds(start, self.page_rows), head, *columns]
         start = start + head * (problem.pages * problem.page_size)
-        return source.at[pl.ds(start, self.page_rows)]
+        return source.at[pl.ds(start, self.page_rows), *columns]
 
     # The consumer warpgroups ---------------------------------------------------------------------
 
@@ -345,7 +357,7 @@ class _Decode:
         plgpu.barrier_wait(s["q_full"].at[queries])
 
         def scope(acc: Any) -> Any:
-            acc[...] = jnp.zeros((problem.head_dim, problem.columns), jnp.float32)
+            acc[...] = jnp.zeros((problem.head_tile, problem.columns), jnp.float32)
             head = item.head + warpgroup
             k_scale, v_scale = self._scales_of(head)
             maxima = jnp.full((problem.columns,), self.lowest, jnp.float32)
@@ -391,7 +403,7 @@ class _Decode:
 
             return stage_after
 
-        stage = pl.run_scoped(scope, plgpu.ACC((problem.head_dim, problem.columns), jnp.float32))
+        stage = pl.run_scoped(scope, plgpu.ACC((problem.head_tile, problem.columns), jnp.float32))
         ends = (first > 0) & (first + count == tiles)
         before = jnp.where(ends, first, before)
         ended = jax.tree.map(lambda new, old: jnp.where(ends, new, old), item, ended)
@@ -462,7 +474,7 @@ class _Decode:
         partial = [weights[start : start + _ROWS] for start in range(0, config.tile, _ROWS)]
         sums = sums * _spread(shrink, _ROWS) + sum(partial[1:], partial[0])
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=None)
-        acc[...] = so_far * _spread(shrink, problem.head_dim)
+        acc[...] = so_far * _spread(shrink, problem.head_tile)
         plgpu.barrier_wait(s["full"].at[values])
         matrix = s["ring"].at[values, warpgroup]
         if problem.lengths:

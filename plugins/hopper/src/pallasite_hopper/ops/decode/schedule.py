@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallasite_hopper.ops.decode.config import DecodeConfig, most_columns
+from pallasite_hopper.ops.decode.config import DecodeConfig, head_tile, most_columns
 from pallasite_std.api import DecodeProblem
 
 
@@ -37,6 +37,11 @@ class Problem(DecodeProblem):
     def weights_dtype(self) -> Any:
         """What the values are multiplied by: 8-bit values are all exact in float16."""
         return np.dtype(np.float16) if self.narrow else self.dtype
+
+    @property
+    def head_tile(self) -> int:
+        """Elements of a head in shared memory and registers."""
+        return head_tile(self.head_dim)
 
     @property
     def lane_heads(self) -> int:

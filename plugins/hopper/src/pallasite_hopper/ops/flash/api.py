@@ -13,7 +13,7 @@ import numpy as np
 
 import pallasite
 from pallasite.plugin import InvalidValueError, UnsupportedError
-from pallasite_hopper.ops.decode.config import HEAD_DIMS, MOST_TOKENS
+from pallasite_hopper.ops.decode.config import MOST_TOKENS, takes_heads
 from pallasite_hopper.ops.flash import forward
 from pallasite_hopper.ops.flash.config import (
     BARRIER_BYTES,
@@ -22,6 +22,7 @@ from pallasite_hopper.ops.flash.config import (
     ROWS,
     SHARED_BYTES,
     AttentionConfig,
+    head_tile,
 )
 from pallasite_hopper.ops.flash.forward_choice import attention_configs, default_config
 from pallasite_hopper.ops.flash.options import portable_option
@@ -212,11 +213,21 @@ def as_decoding(q: Any, k: Any, v: Any, extras: Extras, call: AttentionCall) -> 
         and keys >= ROWS
         and (call.causal or tokens == 1)
         and call.config is None
-        and size in HEAD_DIMS
         and q.dtype.itemsize == 2
+        and takes_heads(size, 2)
         and v.shape[3] == size
         and all(one is None for one in extras._replace(kv_lengths=None))
     )
+
+
+def has_own_tiles(size: int, v_size: int) -> bool:
+    """Whether values that are smaller than keys are no larger in shared memory: results may take
+    the place of queries, of which they are whole swizzled columns."""
+    return head_tile(v_size) < head_tile(size) and head_tile(v_size) % _SWIZZLED == 0
+
+
+_SWIZZLED = 64
+"""Elements of 16 bits in a row of the largest swizzle."""
 
 
 def _joined(array: jax.Array) -> jax.Array:
@@ -234,10 +245,14 @@ def _forward(
         given = DecodeOptions(options.scale, options.soft_cap, None, None, None)
         return attend(q, k, v, kv_lengths, given, options.window[0]), None
     v_size, shape = v.shape[3], q.shape
-    widest = max(shape[3], v_size)
     # Rows of the copy engine are whole vectors of 16 bytes.
     vector = 16 // q.dtype.itemsize
-    q, k, v = (padded(array, 3, widest + -widest % vector) for array in (q, k, v))
+    sizes = [size + -size % vector for size in (shape[3], v_size)]
+    if not has_own_tiles(*sizes):
+        sizes = [max(sizes)] * 2
+    q, k, v = (
+        padded(array, 3, size) for array, size in zip((q, k, v), (sizes[0], *sizes), strict=True)
+    )
     period = packed_period(q, k, extras)
     if period is not None:
         q, k, v = _joined(q), _joined(k), _joined(v)
@@ -261,6 +276,7 @@ def _forward(
         right=options.window[1],
         terms=Terms(period, tuple(arrays)),
         mask_block=options.mask_block,
+        v_dim=None if sizes[0] == sizes[1] else sizes[1],
     )
     lengths = [given for given in (q_lengths, kv_lengths) if given is not None]
     operands = [q, k, v, *lengths, *arrays.values()]
@@ -269,7 +285,7 @@ def _forward(
         operands[2] = v.astype(problem.out_dtype)
     config = options.config or _choose(problem, operands)
     out, lse = _run(problem, config, *operands)
-    out = out if v_size == head_dim else out[..., :v_size]
+    out = out if v_size == out.shape[3] else out[..., :v_size]
     if period is not None:
         out = out.reshape(*shape[:3], v_size)
     return out, lse
@@ -314,6 +330,7 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         group=problem.group,
         left=problem.left,
         right=problem.right,
+        v_dim=problem.v_dim,
     )
     if problem.narrow:
         return default

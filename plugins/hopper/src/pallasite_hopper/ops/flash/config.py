@@ -99,17 +99,21 @@ class AttentionConfig:
         """Queries in one tile."""
         return ROWS * self.warpgroups
 
-    def shared_bytes(self, head_dim: int) -> int:
-        """Shared memory of the kernel, barriers left out."""
-        queries = self.block_q * (2 if self.separate_out else 1)
-        keys = self.stages * self.block_kv
+    def shared_bytes(self, head_dim: int, v_dim: int | None = None) -> int:
+        """Shared memory of the kernel, barriers left out; values have ``v_dim`` elements if that is
+        given, else as many as keys."""
+        size = head_tile(head_dim)
+        v_size = size if v_dim is None else head_tile(v_dim)
+        rows = self.stages * self.block_kv
+        keys = rows * size
         if self.split > 1:  # Sums in float32 take the place of the keys.
-            keys = max(keys, 2 * self.block_q)
-        return 2 * head_tile(head_dim) * (queries + self.stages * self.block_kv + keys)
+            keys = max(keys, 2 * self.block_q * v_size)
+        results = self.block_q * v_size if self.separate_out else 0
+        return 2 * (self.block_q * size + results + rows * v_size + keys)
 
-    def fits(self, head_dim: int) -> bool:
+    def fits(self, head_dim: int, v_dim: int | None = None) -> bool:
         """Whether shared memory suffices; see :meth:`shared_bytes`."""
-        return self.shared_bytes(head_dim) <= SHARED_BYTES - BARRIER_BYTES
+        return self.shared_bytes(head_dim, v_dim) <= SHARED_BYTES - BARRIER_BYTES
 
     def heads_at_once(self, heads: int, group: int, kv_seq: int, head_dim: int) -> int:
         """How many heads of queries have their tiles at the same time: those whose keys and values,

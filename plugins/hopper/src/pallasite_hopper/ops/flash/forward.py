@@ -64,16 +64,16 @@ def build(
 ) -> Callable[..., Any]:
     """The kernel as a function of q, k, v and the lengths and pairs that the problem has.
 
-    Returns (batch, q_seq, q_heads, head_dim), and log-sum-exp as (batch, q_heads, q_seq rounded up
+    Returns (batch, q_seq, q_heads, value_dim), and log-sum-exp as (batch, q_heads, q_seq rounded up
     to whole tiles), or without residuals None; then what the companion writes, which needs
     residuals.
     """
     tiles = Tiles(problem, config, multiprocessors)
-    rows, dim = config.warpgroups, problem.head_tile
+    rows, dim, v_dim = config.warpgroups, problem.head_tile, problem.value_tile
     scratch = {
         "q_smem": plgpu.SMEM((rows, ROWS, dim), problem.dtype),
         "k_smem": plgpu.SMEM((config.stages, config.block_kv, dim), problem.dtype),
-        "v_smem": plgpu.SMEM((config.stages, config.block_kv, dim), problem.out_dtype),
+        "v_smem": plgpu.SMEM((config.stages, config.block_kv, v_dim), problem.out_dtype),
         "q_full": plgpu.Barrier(num_barriers=rows),
         "q_empty": plgpu.Barrier(num_barriers=rows),
         "k_full": _keys_full(problem, config),
@@ -85,18 +85,18 @@ def build(
         line = -(-config.block_kv // _LINE) * _LINE
         scratch["segments_smem"] = plgpu.SMEM((config.stages, line), jnp.int32)
     if config.separate_out:
-        scratch["out_smem"] = plgpu.SMEM((rows, ROWS, dim), problem.out_dtype)
+        scratch["out_smem"] = plgpu.SMEM((rows, ROWS, v_dim), problem.out_dtype)
     if config.ping_pong and rows > 1:
         scratch["turn"] = plgpu.Barrier(num_barriers=rows)
     if config.split > 1:
         # Sums take the place of the keys when these have been gone through.
         several = (rows,) if rows > 1 else ()
-        sums = plgpu.SMEM((*several, ROWS, dim), jnp.float32)
+        sums = plgpu.SMEM((*several, ROWS, v_dim), jnp.float32)
         scratch["k_smem"] = plgpu.RefUnion(scratch["k_smem"], sums)
         scratch["statistics"] = plgpu.SMEM((*several, 2, ROWS), jnp.float32)
         scratch["together"] = plgpu.ClusterBarrier(collective_axes=("cluster",), num_arrivals=rows)
     result = jax.ShapeDtypeStruct(
-        (problem.batch, problem.q_seq, problem.q_heads, problem.head_dim), problem.out_dtype
+        (problem.batch, problem.q_seq, problem.q_heads, problem.value_dim), problem.out_dtype
     )
     residuals = jax.ShapeDtypeStruct(
         (problem.batch, problem.q_heads, tiles.per_head * tiles.rows), jnp.float32
@@ -164,7 +164,6 @@ class _Forward:
         scaled = problem.soft_cap is not None or problem.terms.biased
         self.factor = softmax.LOG2_E * (1.0 if scaled else problem.scale)
         self.lowest = softmax.lowest(self.factor)
-        self.columns: tuple[Any, ...] = ()
         window = problem.ahead is not None or problem.left is not None
         self.masked = window or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
         self.masked = self.masked or problem.terms.segmented or problem.terms.has("visits")
@@ -176,11 +175,6 @@ class _Forward:
     def run(self, q: Any, k: Any, v: Any, *refs: Any, **scratch: Any) -> None:
         """The kernel's body; ``refs`` are lengths, pairs, the companion's operands and the table,
         if any, then results."""
-        if self.problem.head_tile != self.problem.head_dim:
-            # A window that leaves the array: what lies beyond is read as zero and not written. Its
-            # start is a value of the kernel, since a number would be checked.
-            start = lax.add(jnp.int32(0), jnp.int32(0))
-            self.columns = (pl.ds(start, self.problem.head_tile),)
         companion, made = self.companion, ()
         if companion is not None:
             place = len(refs) - len(companion.results)
@@ -243,6 +237,22 @@ class _Forward:
 
         pl.when(warpgroup == self.config.warpgroups + 1)(accompany)
 
+    def _columns(self, size: int, tile: int) -> tuple[Any, ...]:
+        """The window along the elements of a head where it leaves the array: what lies beyond is
+        read as zero and not written. Its start is a value of the kernel, since a number would be
+        checked."""
+        if size == tile:
+            return ()
+        return (pl.ds(lax.add(jnp.int32(0), jnp.int32(0)), tile),)
+
+    @property
+    def _of_keys(self) -> tuple[Any, ...]:
+        return self._columns(self.problem.head_dim, self.problem.head_tile)
+
+    @property
+    def _of_values(self) -> tuple[Any, ...]:
+        return self._columns(self.problem.value_dim, self.problem.value_tile)
+
     def _next(self, stage: Any) -> Any:
         following = stage + 1
         return lax.select(following == self.config.stages, jnp.int32(0), following)
@@ -261,8 +271,9 @@ class _Forward:
             # The first time round the stages are free.
             _wait_if(filled >= config.stages, s[f"{kind}_empty"].at[stage])
             rows = pl.ds(block * config.block_kv, config.block_kv)
+            columns = self._of_keys if kind == "k" else self._of_values
             plgpu.copy_gmem_to_smem(
-                source.at[of_keys, rows, tile.kv_head, *self.columns],
+                source.at[of_keys, rows, tile.kv_head, *columns],
                 s[f"{kind}_smem"].at[stage],
                 s[f"{kind}_full"].at[stage],
                 collective_axes="cluster" if config.cluster > 1 else None,
@@ -281,7 +292,7 @@ class _Forward:
             _wait_if(jnp.logical_not(first), s["q_empty"].at[part])
             rows = pl.ds(tile.start + part * ROWS, ROWS)
             plgpu.copy_gmem_to_smem(
-                q.at[of_queries, rows, tile.head, *self.columns],
+                q.at[of_queries, rows, tile.head, *self._of_keys],
                 s["q_smem"].at[part],
                 s["q_full"].at[part],
             )
@@ -322,7 +333,7 @@ class _Forward:
                 softmax.partial_sums(weights),
                 weights.astype(problem.out_dtype),
             )
-            acc[...] = jnp.zeros((ROWS, problem.head_tile), jnp.float32)
+            acc[...] = jnp.zeros((ROWS, problem.value_tile), jnp.float32)
 
             def step(masked: bool) -> Callable[[Any, Any], Any]:
                 return lambda index, carry: self._step(
@@ -350,7 +361,7 @@ class _Forward:
             self._finish(result, maxima, sums, out, lse, tile, start, warpgroup)
             return self._next(end)
 
-        return pl.run_scoped(scope, plgpu.ACC((ROWS, problem.head_tile), jnp.float32))
+        return pl.run_scoped(scope, plgpu.ACC((ROWS, problem.value_tile), jnp.float32))
 
     def _full_blocks(self, tile: Tile, start: Any) -> Any:
         """How many blocks of keys, from the first, all rows from ``start`` on see as a whole."""
@@ -455,7 +466,7 @@ class _Forward:
         plgpu.barrier_wait(s["v_full"].at[following])
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=0)
         plgpu.barrier_arrive(s["v_empty"].at[stage])
-        acc[...] = so_far * softmax.broadcast_rows(shrink, problem.head_tile)
+        acc[...] = so_far * softmax.broadcast_rows(shrink, problem.value_tile)
         return following, maxima, sums, fresh.astype(problem.out_dtype)
 
     def _capped(self, scores: Any, tile: Tile, start: Any, block: Any) -> Any:
@@ -543,7 +554,7 @@ class _Forward:
         inverse = jnp.where(empty, 0.0, 1 / total)
         if share is not None:
             inverse = inverse * share
-        values = acc * softmax.broadcast_rows(inverse, problem.head_tile)
+        values = acc * softmax.broadcast_rows(inverse, problem.value_tile)
         first, count = start, ROWS
         if config.split > 1:
             count = ROWS // config.split
@@ -555,12 +566,14 @@ class _Forward:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         else:
             staging = self.scratch["q_smem"].at[warpgroup]
+            if problem.value_tile != problem.head_tile:
+                staging = staging.at[:, pl.ds(0, problem.value_tile)]
         if config.split > 1:
             staging = staging.at[pl.ds(0, count)]
         staging[...] = values
         plgpu.commit_smem()
         rows = pl.ds(first, count)
-        plgpu.copy_smem_to_gmem(staging, out.at[tile.batch, rows, tile.head, *self.columns])
+        plgpu.copy_smem_to_gmem(staging, out.at[tile.batch, rows, tile.head, *self._of_values])
         rows = pl.ds(start, ROWS)
         if problem.save_residuals:
             logarithm = maxima * (self.factor / softmax.LOG2_E) + jnp.log(total)

@@ -38,6 +38,7 @@ def default_config(
     kv_seq: int | None = None,
     left: int | None = None,
     right: int | None = None,
+    v_dim: int | None = None,
 ) -> AttentionConfig:
     """The configuration that is used where none is given.
 
@@ -56,6 +57,7 @@ def default_config(
         tiles are few.
       left: keys before its own position that a query sees, None for all.
       right: keys after it, if there is no causal mask; None for all.
+      v_dim: elements of a value, None for as many as of a key.
     """
     if head_dim <= 64:
         config = AttentionConfig(warpgroups=3 if head_dim > 32 and not terms else 2, stages=4)
@@ -68,7 +70,7 @@ def default_config(
         config = AttentionConfig(block_kv=80)
     else:
         sizes = (AttentionConfig(block_kv=n, separate_out=False) for n in range(128, 0, -16))
-        config = next(one for one in sizes if one.fits(head_dim))
+        config = next(one for one in sizes if one.fits(head_dim, v_dim))
     if period is not None and config.block_q % period:
         # Tiles see few keys: those of their sequences, which small steps fit better.
         warpgroups, size = 3 if head_dim <= 64 else 2, min(64, config.block_kv)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallasite_hopper.ops.flash.spans import spans
 from pallasite_std.api import Extras, in_whole_tiles
 
 ARRAYS = ("q_segments", "kv_segments", "slopes", "bias", "block_mask")
@@ -31,7 +32,7 @@ class Terms:
       period: if given, queries and keys are sequences of so many, one after the other, and queries
         see keys of their own sequence only; lengths and windows are of the whole.
       names: arrays that a kernel gets, in this order: some of :data:`ARRAYS`, ``"spans"`` (see
-        :func:`spans`) of long sequences, and in place of a mask of blocks ``"visits"`` (see
+        ``spans.py``) of long sequences, and in place of a mask of blocks ``"visits"`` (see
         :func:`visits`).
       of_batch, of_head: which of these have an entry for each batch, for each head.
     """
@@ -109,39 +110,6 @@ def with_arrays(
     return terms, list(found.values())
 
 
-def spans(
-    of_rows: jax.Array, of_columns: jax.Array, rows: int, columns: int, part: int
-) -> jax.Array:
-    """For each tile of rows the tiles of columns that have to be gone through.
-
-    Args:
-      of_rows, of_columns: numbers of segments, (batch, sequence): of queries and keys, or the other
-        way round.
-      rows, columns: of a tile.
-      part: rows of a part of a tile, for which is said where nothing is hidden.
-
-    Returns:
-      (batch, tiles of rows, 2 + 2 * parts) of int32: the tiles of columns [begin, end) that may
-      have the same segments, then for each part those [begin, end) that have its only segment and
-      no other one. Segments in ascending order make the first exact up to the tiles at both ends.
-    """
-    row_low, row_high = _ends(of_rows, rows)
-    low, high = (one[:, None] for one in _ends(of_columns, columns))
-    meet = (row_low[:, :, None] <= high) & (low <= row_high[:, :, None])
-    count = meet.shape[2]
-    found = jnp.any(meet, axis=2)
-    first = jnp.where(found, jnp.argmax(meet, axis=2), 0)
-    last = jnp.where(found, count - jnp.argmax(meet[:, :, ::-1], axis=2), 0)
-    part_low, part_high = (one[:, :, None] for one in _ends(of_rows, part, rows))
-    same = (part_low == part_high) & (low == high) & (part_low == low)
-    begin = jnp.argmax(same, axis=2)
-    over = ~same & (jnp.arange(count) >= begin[:, :, None])
-    end = jnp.where(jnp.any(over, axis=2), jnp.argmax(over, axis=2), count)
-    whole = jnp.stack([begin, jnp.where(jnp.any(same, axis=2), end, begin)], axis=2)
-    whole = whole.reshape(*first.shape, -1)
-    return jnp.concatenate([first[..., None], last[..., None], whole], axis=2).astype(jnp.int32)
-
-
 def visits(
     mask: jax.Array, block: tuple[int, int], rows: int, columns: int, by_keys: bool
 ) -> jax.Array:
@@ -189,12 +157,3 @@ class Visits:
     def tile(self, place: Any) -> Any:
         """The tile at a place in the list."""
         return self.entry[self.count + 1 + lax.min(jnp.int32(place), self.count - 1)]
-
-
-def _ends(segments: jax.Array, size: int, multiple: int | None = None) -> tuple[jax.Array, ...]:
-    """The smallest and the largest segment of each tile; the sequence is filled up to a multiple
-    with its last one."""
-    rest = -segments.shape[1] % (multiple or size)
-    filled = jnp.pad(segments, ((0, 0), (0, rest)), mode="edge")
-    tiles = filled.reshape(segments.shape[0], -1, size)
-    return tiles.min(axis=2), tiles.max(axis=2)

@@ -31,6 +31,7 @@ class Problem:
       save_residuals: whether log-sum-exp is returned.
       terms: what else decides which keys are seen and what is added to scores.
       mask_block: queries and keys of a block of the mask, if there is one.
+      v_dim: elements of a value, None for as many as of a key.
       pairs: whether an operand, (batch, 2), says which batch of the queries and which one of the
         keys and values each batch of the result is made of.
     """
@@ -52,6 +53,7 @@ class Problem:
     right: int | None = None
     terms: Terms = Terms()
     mask_block: tuple[int, int] = (MASK_STEP, MASK_STEP)
+    v_dim: int | None = None
     pairs: bool = False
 
     @property
@@ -73,6 +75,16 @@ class Problem:
     def head_tile(self) -> int:
         """Columns of a head in shared memory and registers."""
         return head_tile(self.head_dim)
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a value, and of a result."""
+        return self.head_dim if self.v_dim is None else self.v_dim
+
+    @property
+    def value_tile(self) -> int:
+        """Columns of a value in shared memory and registers."""
+        return head_tile(self.value_dim)
 
     @property
     def heads(self) -> int:
