@@ -3,11 +3,12 @@
 Rows of 8 elements and of 600,000, of any number of vectors or begun within them; few rows, or many;
 norms without weights, with residuals and quantised; losses over vocabularies, for few tokens, with
 smoothing; rotary embeddings of parts of heads, of neighbours, heads before tokens; quantisation by
-groups; more leading axes, ``jax.vmap`` and operands that are transposed. ``pallasite.ops`` is
-compared with XLA's fusions of the same in ``jax.numpy``, each result before it is timed, and with a
-copy of as many bytes as the program reads and writes.
+groups; more leading axes, ``jax.vmap`` and operands that are transposed. ``pallasite.ops``, also by
+ways of ``row_shapes.py``, is compared with XLA's fusions of the same in ``jax.numpy``, each result
+before it is timed, and with a copy of as many bytes as the program reads and writes.
 
     python benchmarks/row_forms.py --seed 1 --count 120 --json row_forms.json
+    python benchmarks/row_forms.py --forms lines.jsonl --ways "rows not kept"
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import pathlib
 import random
 import statistics
 import sys
@@ -360,8 +362,9 @@ def placed(form: Form) -> tuple[Callable[..., Any], Callable[..., Any], Callable
 # Measurement -------------------------------------------------------------------------------------
 
 
-def prepare(form: Form) -> Callable[[], Row]:
-    """Compiles and starts everything of a form, and returns what measures it."""
+def prepare(item: tuple[Form, tuple[str, ...]]) -> Callable[[], Row]:
+    """Compiles and starts everything of a form and of ways, and returns what measures it."""
+    form, ways = item
     ours, xla, draw, count = placed(form)
     given = jax.eval_shape(draw)
     operands, programs = rows.compiled(draw), dict[str, tuple[Any, Any]]()
@@ -379,12 +382,18 @@ def prepare(form: Form) -> Callable[[], Row]:
         cotangents = rows.compiled(draw_cotangents)
         types = jax.eval_shape(draw_cotangents), *given
         again = rows.with_gradients(xla, count)
-        programs["ours"] = rows.forward_and_pull_back(ours, count, *types)
+        for way in ("as chosen", *ways):
+            with row_shapes.changed(way):
+                name = "ours" if way == "as chosen" else way
+                programs[name] = rows.forward_and_pull_back(ours, count, *types)
         programs["XLA"] = None, rows.compiled(again, *types)
         programs["XLA, as kept"] = rows.forward_and_pull_back(xla, count, *types)
         wanted = jax.tree.leaves(jax.eval_shape(again, *types))
     else:
-        programs["ours"] = None, rows.compiled(ours, *given)
+        for way in ("as chosen", *ways):
+            with row_shapes.changed(way):
+                name = "ours" if way == "as chosen" else way
+                programs[name] = None, rows.compiled(ours, *given)
         programs["XLA"] = None, rows.compiled(xla, *given)
         wanted = jax.tree.leaves(jax.eval_shape(xla, *given))
     distance = rows.compiled(row_shapes.error, wanted, wanted)
@@ -405,7 +414,11 @@ def prepare(form: Form) -> Callable[[], Row]:
         runs, everything = calls()
         expected = jax.tree.leaves(runs["XLA"]())
         moved = sum(x.size * x.dtype.itemsize for x in [*jax.tree.leaves(everything), *expected])
-        error = float(distance(jax.tree.leaves(runs["ours"]()), expected))
+        error = max(
+            float(distance(jax.tree.leaves(runs[name]()), expected))
+            for name in runs
+            if not name.startswith("XLA")
+        )
         del expected
         narrow = any(one in NARROW for one in form.options)
         limit = 2e-5 if form.dtype == "float32" and not narrow else 2e-2
@@ -427,7 +440,7 @@ def table(found: list[Row], rate: float) -> None:
     """Prints shares of a copy's bandwidth and ratios to XLA, the worst first."""
 
     def ratio(row: Row) -> float:
-        return min(ms for name, ms in row.ms.items() if name != "ours") / row.ms["ours"]
+        return min(row.ms[name] for name in row.ms if name.startswith("XLA")) / row.ms["ours"]
 
     found = sorted(found, key=ratio)
     header = ["kind", "direction", "shape", "dtype", "place", "options"]
@@ -453,10 +466,20 @@ def table(found: list[Row], rate: float) -> None:
     print("geometric mean vs XLA:", harness.geometric_mean(map(ratio, found)))
 
 
+def form_from(fields: dict[str, Any]) -> Form:
+    """A form from JSON."""
+    lists = {name: tuple(one) for name, one in fields.items() if isinstance(one, list)}
+    return Form(**{**fields, **lists})
+
+
 def main() -> int:
     """Measures, prints a table and writes JSON; 1 if something failed."""
     parser = side_by_side.parser(__doc__.splitlines()[0], count=60, processes=5)
     side_by_side.hold_option(parser)
+    parser.add_argument("--ways", nargs="*", choices=tuple(row_shapes.WAYS), default=[])
+    parser.add_argument(
+        "--forms", type=pathlib.Path, help="a file of --lines, whose forms are measured again"
+    )
     parser.add_argument("--kinds", nargs="*", choices=sorted(set(KINDS)), help="no others")
     parser.add_argument("--lines", help="a file to which results are added as they come")
     parser.add_argument("--rehearse", action="store_true", help="compile the forms, without a GPU")
@@ -466,6 +489,9 @@ def main() -> int:
         form = form_of(dice)
         if not arguments.kinds or form.kind in arguments.kinds:
             forms.append(form)
+    if arguments.forms:
+        lines = arguments.forms.read_text().splitlines()
+        forms = [form_from(json.loads(line)["form"]) for line in lines]
     if arguments.rehearse:
         return rehearsed(forms)
     if jax.default_backend() != "gpu":
@@ -474,10 +500,14 @@ def main() -> int:
     rates = [harness.copy_bandwidth(128 * 2**20)[0] for _ in range(3)]
     print("copies of 128 MiB, TB/s:", [rate / 1e12 for rate in rates])
     outcomes = side_by_side.prepared(
-        prepare, forms, arguments.processes, arguments.seconds, arguments.hold
+        prepare,
+        [(one, tuple(arguments.ways)) for one in forms],
+        arguments.processes,
+        arguments.seconds,
+        arguments.hold,
     )
 
-    def show(form: Form, row: Row) -> str:
+    def show(item: Any, row: Row) -> str:
         if arguments.lines:
             with open(arguments.lines, "a") as out:
                 out.write(json.dumps(dataclasses.asdict(row)) + "\n")

@@ -116,7 +116,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (norm_kernels, "tiled_row_kernel", _none),
         (quantize, "tiled_row_kernel", _none),
     ),
-    "tiles of other rows, too": ((tiles, "WORD", 16),),
+    "tiles of odd rows alone": ((tiles, "WORD", 4),),
     "tiles of two blocks": ((tiles, "_RESIDENT", 2),),
     "rows through shared memory": (
         _NOT_KEPT,
@@ -204,6 +204,11 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (costs, "_PARTIAL", 0.0),
         (norm_kernels.Norm, "name", property(lambda norm: "norm_by_parts")),
     ),
+    "segments of few rows": ((segments, "MORE", 8),),
+    "gradients with one sum not by tiles": ((folding_tiles, "FEWEST_SUMS", 2),),
+    "gradients without sums of small tiles": ((norm_kernels, "UNSUMMED", norm_kernels.GRADIENT),),
+    "angles for one sequence": ((rotary, "SHARING", 1),),
+    "angles for sixteen heads": ((rotary, "SHARING", 16),),
     "no segments": ((segments, "LEAST_COLUMNS", 1 << 40),),
 }
 """What is changed in modules."""

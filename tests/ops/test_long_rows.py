@@ -26,7 +26,7 @@ def difference(got, expected):
 @pytest.fixture(autouse=True)
 def in_segments(monkeypatch):
     monkeypatch.setattr(segments, "LEAST_COLUMNS", 8 * segments.WIDTH)
-    assert segments.in_segments(SHAPE, 132)
+    assert segments.in_segments(SHAPE, 132, 4)
 
 
 def test_gradients_of_layer_norm():

@@ -30,7 +30,6 @@ def by_tiles(monkeypatch):
         return found[-1]
 
     monkeypatch.setattr(tiles, "row_tile", recorded)
-    monkeypatch.setattr(tiles, "WORD", 16)
     for module in (norms, quantize):
         monkeypatch.setattr(module, "machine", lambda: MACHINE)
     for kernel in (norm_kernels.forward, quantize._kernel):

@@ -267,6 +267,8 @@ def test_gated_activations(shape):
         ((5, 27, 64), {}),  # All heads of a token in a block.
         ((3, 101, 66), {}),  # Parts of them, of which the last one is smaller.
         ((2, 3, 107, 64), dict(interleaved=True)),
+        ((6, 5, 1, 64), {}),  # Several sequences have the same angles.
+        ((8, 3, 2, 24), dict(rotary_dim=12, interleaved=True)),
     ],
 )
 def test_rotary(shape, options):

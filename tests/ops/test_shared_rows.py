@@ -9,7 +9,7 @@ import pytest
 from norm_reference import norm_and_reference
 
 from pallasite import ops
-from pallasite_std.ops.rows import norm_kernels, norms, quantize, shared, tiles
+from pallasite_std.ops.rows import norm_kernels, norms, quantize, shared
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -34,7 +34,7 @@ def in_shared_memory(monkeypatch):
         monkeypatch.setattr(module, "tiled_row_kernel", lambda *arguments: None)
         kernel.cache_clear()
     monkeypatch.setattr(norm_kernels, "KEPT", False)
-    monkeypatch.setattr(tiles, "WORD", 16)
+    monkeypatch.setattr(shared, "_WORD", 16)
     monkeypatch.setattr(shared, "_ENOUGH", 1)
     for module in (norms, quantize):
         monkeypatch.setattr(module, "machine", lambda: MACHINE)

@@ -27,8 +27,9 @@ from pallasite_std.ops.rows.arguments import (
     machine,
     small_number,
 )
+from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.cross_entropy_kernels import CrossEntropy
-from pallasite_std.ops.rows.segments import in_segments
+from pallasite_std.ops.rows.segments import reduced_in_segments
 
 
 @in_32_bits
@@ -93,25 +94,25 @@ def _loss(loss: CrossEntropy, logits: jax.Array, labels: jax.Array) -> jax.Array
 
 
 def _forward(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[jax.Array, Any]:
-    run = with_derivatives_of(functools.partial(_reference, loss), functools.partial(_losses, loss))
+    losses_of = over_leading_axes(functools.partial(_losses, loss), 2)
+    run = with_derivatives_of(functools.partial(_reference, loss), losses_of)
     losses, logarithms = run(logits, labels)
     return losses, (logits, labels, logarithms)
 
 
 def _losses(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
     rows = as_rows(logits)
-    if in_segments(rows.shape, machine()[0]):
+    if reduced_in_segments(rows.shape, machine()[0]):
         return _of_segments(loss, rows, labels)
     kernel = cross_entropy_kernels.forward(loss, *rows.shape, np.dtype(logits.dtype))
     losses, logarithms = kernel(rows, labels.reshape(-1))
-    return losses.reshape(labels.shape), logarithms
+    return losses.reshape(labels.shape), logarithms.reshape(labels.shape)
 
 
 def _backward(loss: CrossEntropy, saved: Any, d_losses: Any) -> tuple[Any, Any]:
     logits, labels, logarithms = saved
-    gradient = with_derivatives_of(
-        functools.partial(_reference_gradient, loss), functools.partial(_gradient, loss)
-    )
+    compute = over_leading_axes(functools.partial(_gradient, loss), 4)
+    gradient = with_derivatives_of(functools.partial(_reference_gradient, loss), compute)
     zero = np.zeros(labels.shape, jax.dtypes.float0)
     return gradient(logits, labels, logarithms, d_losses), zero
 
@@ -119,7 +120,8 @@ def _backward(loss: CrossEntropy, saved: Any, d_losses: Any) -> tuple[Any, Any]:
 def _gradient(loss: CrossEntropy, logits: Any, labels: Any, logarithms: Any, d_losses: Any) -> Any:
     rows = as_rows(logits)
     kernel = cross_entropy_kernels.backward(loss, *rows.shape, np.dtype(logits.dtype))
-    (d_logits,) = kernel(rows, labels.reshape(-1), logarithms, d_losses.reshape(-1))
+    vectors = (one.reshape(-1) for one in (labels, logarithms, d_losses))
+    (d_logits,) = kernel(rows, *vectors)
     return d_logits.reshape(logits.shape)
 
 
@@ -131,7 +133,7 @@ def _of_segments(loss: CrossEntropy, rows: Any, labels: Any) -> tuple[Any, Any]:
     chosen = loss.logits(jnp.take_along_axis(rows, there, axis=1)[:, 0].astype(jnp.float32))
     mean = means[0].reshape(labels.shape) if means else None
     one, other = logarithms.reshape(labels.shape), chosen.reshape(labels.shape)
-    return _combined(loss, labels, one, other, mean), logarithms
+    return _combined(loss, labels, one, other, mean), one
 
 
 def _combined(loss: CrossEntropy, labels: Any, logarithms: Any, chosen: Any, mean: Any) -> Any:
@@ -150,7 +152,7 @@ def _reference(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
     there = jnp.clip(labels, 0, wide.shape[-1] - 1)[..., None]
     chosen = jnp.take_along_axis(wide, there, axis=-1)[..., 0]
     mean = jnp.mean(wide, axis=-1) if loss.smoothing else None
-    return _combined(loss, labels, logarithms, chosen, mean), logarithms.reshape(-1)
+    return _combined(loss, labels, logarithms, chosen, mean), logarithms
 
 
 def _reference_gradient(

@@ -27,6 +27,14 @@ from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_o
 TILED = True
 """Whether gradients of norms of such rows are computed so."""
 
+FEWEST_SUMS = 1
+"""Those over rows of whole words from which on: with one, gradients of RMSNorm in bfloat16 took
+0.79 to 1.01 of the time with 66 to 1368 columns on an H200, in float32 0.81 and 0.93 with 66 and
+100."""
+
+_MOST_WIDE = 256
+"""Columns of 32 bits up to which one sum suffices: with 500 and 1002 that took 1.13 and 1.07."""
+
 _FEWEST = 64
 """Columns of such rows at least."""
 
@@ -94,7 +102,8 @@ def folded_tile(
     """
     sizes = [columns * size_of(dtype) for dtype in dtypes]
     words = all(size % 4 == 0 for size in sizes)
-    if not TILED or (words and sums < 2) or rows * columns >= 2**31:
+    wide = min(map(size_of, dtypes)) == 4 and columns > _MOST_WIDE
+    if not TILED or (words and sums < (2 if wide else FEWEST_SUMS)) or rows * columns >= 2**31:
         return None
     if columns < _FEWEST or not shared_memory:
         return None

@@ -13,6 +13,7 @@ import numpy as np
 from pallasite_std.ops.activations import check_activation
 from pallasite_std.ops.arguments import in_32_bits, matched, with_derivatives_of, zeros
 from pallasite_std.ops.rows.arguments import float_array, same_type
+from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.elementwise import elementwise_kernel, flattened, tile_elements
 from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters
 
@@ -53,6 +54,11 @@ def gated_activation(gate: jax.Array, up: jax.Array, activation: Activation) -> 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gated(activation: Activation, gate: jax.Array, up: jax.Array) -> jax.Array:
+    result: jax.Array = over_leading_axes(functools.partial(_run, activation), 2)(gate, up)
+    return result
+
+
+def _run(activation: Activation, gate: jax.Array, up: jax.Array) -> jax.Array:
     operands = flattened(gate, up, elements=tile_elements(gate.size, gate.dtype))
     kernel = _kernel(activation, False, *operands[0].shape, np.dtype(gate.dtype))
     return jnp.reshape(kernel(*operands)[0], gate.shape)
@@ -78,7 +84,9 @@ def _backward(activation: Activation, saved: Any, d_out: Any) -> tuple[Any, Any]
         return d_gate, d_up
 
     gate, up = saved
-    return with_derivatives_of(reference, gradients)(gate, up, d_out)
+    compute = with_derivatives_of(reference, over_leading_axes(gradients, 3))
+    d_gate, d_up = compute(gate, up, d_out)
+    return d_gate, d_up
 
 
 _gated.defvjp(in_32_bits(_forward), in_32_bits(_backward))

@@ -52,6 +52,9 @@ QUANTIZED = Registers(four=48 * 1024)
 GRADIENT = Registers(alone=8, shared=10, crowded=16, area=1024)
 """Sums for the gradients by weight and bias stay in registers: of 64, with which a multiprocessor
 has 32 warps, they are not to take more than half."""
+UNSUMMED = Registers(alone=32, shared=32, crowded=16, area=2048)
+"""Without sums, two matrices take the registers. Smaller tiles, as with sums, took up to 1.5 times
+as long on an H200."""
 HELD = 8
 """Elements that a lane may have of a row if the weight stays in registers, too."""
 PAIRED = 10
@@ -366,11 +369,17 @@ def _keeps_forward(
     within = columns * size_of(matrices[0]) % VECTOR_BYTES > 0
     if not KEPT or not within or max(map(size_of, matrices)) != 2:
         return False
+    if columns < LEAST_KEPT_FORWARD:
+        return False
     if norm.quantized is not None:
         return suits_pipeline(tiling, matrices) and len(matrices) == 1
     pipelined = suits_pipeline(tiling, matrices) and (columns < _LEAST_WIDE or norm.residual)
     return norm.centered and not (pipelined or _by_columns(norm, columns, matrices))
 
+
+LEAST_KEPT_FORWARD = 8 * LANES
+"""Columns from which on a row has a warpgroup of its own: with one element for each lane, that took
+up to 5 times as long as a copy on an H200."""
 
 _LEAST_WIDE = 18 * 1024
 """Columns from which on a layer norm is kept where it could be pipelined, too."""
@@ -584,7 +593,8 @@ def _matrices(norm: Norm, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], ...]:
 
 
 def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> RowTiling:
-    sums, registers = norm.weight + norm.bias, GRADIENT
+    sums = norm.weight + norm.bias
+    registers = GRADIENT if sums else UNSUMMED
     height = 1
     while TALLER and rows > BUSY_ROWS // 4 * height and 2 * height * columns <= _TALLEST:
         height *= 2

@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
 from pallasite_std.ops.rows.norm_kernels import Norm, affine
-from pallasite_std.ops.rows.segments import in_segments, segment_kernel
+from pallasite_std.ops.rows.segments import LEAST_GRADIENT_BYTES, in_segments, segment_kernel
 from pallasite_std.ops.rows.tiling import LANES, Registers, RowTiling, row_tiling, size_of
 
 WIDTH = 8 * LANES
@@ -76,7 +76,7 @@ def reductions(
 
     out_types = [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
     name = f"{norm.name}_gradient_rows"
-    if in_segments((rows, columns), multiprocessors):
+    if in_segments((rows, columns), multiprocessors, size_of(dtype), LEAST_GRADIENT_BYTES):
         kernel = segment_kernel(of_segment, rows, columns, norm.moments, name)
 
         def run(*operands: jax.Array) -> list[jax.Array]:

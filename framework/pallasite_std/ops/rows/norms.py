@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,9 +29,10 @@ from pallasite_std.ops.rows.arguments import (
     same_type,
     small_number,
 )
+from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.column_sums import column_sums
 from pallasite_std.ops.rows.norm_kernels import Norm
-from pallasite_std.ops.rows.segments import in_segments
+from pallasite_std.ops.rows.segments import LEAST_GRADIENT_BYTES, in_segments
 
 
 @in_32_bits
@@ -150,11 +152,19 @@ def _run(
     norm: Norm, x: Any, weight: Any, bias: Any, residual: Any, saves: bool = False
 ) -> tuple[jax.Array, ...]:
     """The results; with ``saves`` then what the gradient needs of each row."""
+    run = over_leading_axes(functools.partial(_run_rows, norm, saves), 2)
+    results: tuple[jax.Array, ...] = run(x, residual, weight, bias)
+    return results
+
+
+def _run_rows(
+    norm: Norm, saves: bool, x: Any, residual: Any, weight: Any, bias: Any
+) -> tuple[jax.Array, ...]:
     rows = as_rows(x)
     operands = [as_rows(residual)] if norm.residual else []
     operands += [one for one in (weight, bias) if one is not None]
     here, dtype = machine(), np.dtype(x.dtype)
-    if in_segments(rows.shape, here[0]):
+    if in_segments(rows.shape, here[0], dtype.itemsize):
         out, *rest = norm_segments.forward(norm, *rows.shape, dtype)(rows, *operands)
         rest = rest if saves else rest[: len(rest) - norm.moments]
     else:
@@ -205,9 +215,10 @@ def _grouped(norm: Norm, results: Any) -> list[Any]:
 
 def _backward(norm: Norm, saved: Any, cotangents: Any) -> tuple[Any, Any, Any, Any]:
     normalized, moments, weight, bias = saved
-    gradients = with_derivatives_of(
-        functools.partial(_reference_gradients, norm), functools.partial(_gradients, norm)
-    )
+    compute: Callable[..., Any] = functools.partial(_gradients, norm)
+    if not (norm.weight or norm.bias):  # Sums over rows would be those of more rows.
+        compute = over_leading_axes(compute, 5)
+    gradients = with_derivatives_of(functools.partial(_reference_gradients, norm), compute)
     d_x, d_weight, d_bias = gradients(normalized, moments, weight, bias, tuple(cotangents))
     return d_x, d_weight, d_bias, d_x if norm.residual else None
 
@@ -260,7 +271,7 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
         d_x, *whole = beside(rows, d_out, *d_sum, *moments, *vectors)
         d_weight = None if weight is None else whole.pop(0)
         return d_x.reshape(x.shape), d_weight, None if bias is None else whole.pop(0)
-    few = in_segments((count, columns), here[0])
+    few = in_segments(rows.shape, here[0], rows.dtype.itemsize, LEAST_GRADIENT_BYTES)
     if not few and norm_kernels.keeps_rows(norm, count, columns, np.dtype(x.dtype), *here):
         kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *here)
         d_x, *rest = kernel(rows, d_out, *d_sum, *moments, *vectors)

@@ -23,12 +23,14 @@ from pallasite_std.ops.arguments import (
 from pallasite_std.ops.rows.arguments import (
     FLOATS,
     QUANTIZED,
+    as_rows,
     float_array,
     integer,
     machine,
     names,
     quantized_dtype,
 )
+from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows, Work, alone, resident_parameters, row_kernel
 from pallasite_std.ops.rows.pipelines import row_pipeline, suits_pipeline
@@ -73,18 +75,21 @@ def quantize(x: jax.Array, dtype: Any, *, group: int | None = None) -> tuple[jax
     if x.size == 0:
         return zeros(x.shape, kind, x), zeros(shape, np.dtype(np.float32), x) + 1
     run = without_derivatives(
-        "quantize", "quantise what does not take part in gradients", functools.partial(_run, kind)
+        "quantize",
+        "quantise what does not take part in gradients",
+        over_leading_axes(functools.partial(_run, kind), 1),
     )
     values, scales = run(x.reshape(-1, columns if group is None else group))
     return values.reshape(x.shape), scales.reshape(shape)
 
 
-def _run(dtype: np.dtype[Any], rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    here = machine()
-    if in_segments(rows.shape, here[0]):
-        return _of_segments(dtype, *rows.shape)(rows)
-    values, scales = _kernel(dtype, *rows.shape, np.dtype(rows.dtype), *here)(rows)
-    return values, scales
+def _run(dtype: np.dtype[Any], x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    rows, here = as_rows(x), machine()
+    if in_segments(rows.shape, here[0], size_of(rows.dtype)):
+        values, scales = _of_segments(dtype, *rows.shape)(rows)
+    else:
+        values, scales = _kernel(dtype, *rows.shape, np.dtype(rows.dtype), *here)(rows)
+    return values.reshape(x.shape), scales.reshape(x.shape[:-1])
 
 
 @functools.lru_cache(maxsize=512)
@@ -206,9 +211,14 @@ def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.bfloat16) 
     run = without_derivatives(
         "dequantize",
         "use jax.numpy for what takes part in gradients",
-        _dequantization(out, *rows.shape),
+        over_leading_axes(functools.partial(_dequantized, out), 2),
     )
-    (result,) = run(rows, scales.reshape(-1))
+    return jnp.reshape(run(rows, scales.reshape(-1)), values.shape)
+
+
+def _dequantized(out: np.dtype[Any], values: jax.Array, scales: jax.Array) -> jax.Array:
+    rows = as_rows(values)
+    (result,) = _dequantization(out, *rows.shape)(rows, scales.reshape(-1))
     return jnp.reshape(result, values.shape)
 
 

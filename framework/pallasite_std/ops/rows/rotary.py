@@ -25,6 +25,7 @@ from pallasite_std.ops.arguments import (
     zeros,
 )
 from pallasite_std.ops.rows.arguments import float_array, integer
+from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.elementwise import ELEMENTS
 from pallasite_std.ops.rows.tiling import LANES
 
@@ -87,11 +88,10 @@ def rotary_embedding(
     x, positions = matched(x, positions)
     if x.size == 0:
         return zeros(x.shape, np.dtype(x.dtype), x)
-    rows = x.reshape(-1, heads, head_dim)
+    # Leading axes that have the same positions are one, others are more tokens.
+    sequences = x.reshape(-1, positions.size, heads, head_dim)
     rotation = _Rotation(tuple(map(float, frequencies)), flag(interleaved, "interleaved"))
-    if positions.ndim == 1 and tokens % _height(rows.shape):
-        positions = jnp.broadcast_to(positions, (*lead, tokens))
-    result: jax.Array = _rotate(rotation, rows, positions.reshape(-1))
+    result: jax.Array = _rotate(rotation, sequences, positions.reshape(-1))
     return result.reshape(x.shape)
 
 
@@ -112,9 +112,14 @@ class _Rotation:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _rotate(rotation: _Rotation, x: Any, positions: Any) -> Any:
+    return over_leading_axes(functools.partial(_run, rotation), 1)(x, positions)
+
+
+def _run(rotation: _Rotation, x: jax.Array, positions: jax.Array) -> jax.Array:
     frequencies = np.asarray(rotation.frequencies, np.float32)
-    kernel = _kernel(rotation, *x.shape, positions.shape[0], np.dtype(x.dtype))
-    return kernel(x, positions, jnp.asarray(frequencies))
+    sequences = x.reshape(-1, *x.shape[-3:])
+    kernel = _kernel(rotation, *sequences.shape, np.dtype(x.dtype))
+    return jnp.reshape(kernel(sequences, positions, jnp.asarray(frequencies)), x.shape)
 
 
 def _forward(rotation: _Rotation, x: Any, positions: Any) -> tuple[Any, Any]:
@@ -147,17 +152,19 @@ def _together(heads: int, head_dim: int) -> int:
     return heads if groups == 1 else min(heads, -(-heads // (8 * groups)) * 8)
 
 
-def _height(shape: tuple[int, ...]) -> int:
-    """Tokens of a block, for (tokens, heads, head_dim)."""
-    tokens, heads, head_dim = shape
-    together, height = _together(heads, head_dim), 1
-    while 2 * height * together <= _rows_of_block(head_dim) and 2 * height <= tokens:
-        height *= 2
-    return height if heads % together == 0 else 1
+def _sharing(sequences: int, together: int) -> int:
+    """Sequences of a block, which computes the angles of its tokens once for all of them."""
+    most = max(1, SHARING // together)
+    return next(n for n in range(min(most, sequences), 0, -1) if sequences % n == 0)
 
 
 FEWEST_PARTS = 4
 """Tokens of a block, at most, if a power of two is to divide the heads that it has of each."""
+
+SHARING = 8
+"""Heads for which a block uses angles, about, if there are sequences enough: to compute a cosine
+and a sine takes as long as to move several pairs. Of 26214 x 40 x 64 in bfloat16 with heads first,
+that took 0.54 of the time on an H200."""
 
 _MOST_ELEMENTS = 48
 """Those of a lane, of any number of heads."""
@@ -170,29 +177,38 @@ def _rows_of_block(head_dim: int) -> int:
 @functools.lru_cache(maxsize=512)
 def _kernel(
     rotation: _Rotation,
+    sequences: int,
     tokens: int,
     heads: int,
     head_dim: int,
-    positions: int,
     dtype: np.dtype[Any],
 ) -> Callable[..., Any]:
-    """A kernel of which each block rotates some heads of some tokens.
+    """A kernel of which each block rotates some heads of some tokens, of one or more sequences.
 
-    It is a function of (tokens, heads, head_dim), positions, which repeat if there are fewer than
-    tokens, and frequencies. A block computes each cosine and sine once.
+    It is a function of (sequences, tokens, heads, head_dim), positions of the tokens, and
+    frequencies. A block computes each cosine and sine once.
     """
     pairs, interleaved = len(rotation.frequencies), rotation.interleaved
-    together, height = _together(heads, head_dim), _height((tokens, heads, head_dim))
+    together, height = _together(heads, head_dim), 1
+    sharing = _sharing(sequences, together)
+    if heads % together == 0:
+        while 2 * height * together * sharing <= _rows_of_block(head_dim) and 2 * height <= tokens:
+            height *= 2
     full, left, groups = tokens // height, tokens % height, -(-heads // together)
     tiles = -(-tokens // height)
 
-    def place_of_block() -> tuple[Any, Any]:
-        """The tile of tokens, and the group of heads: those of a token follow one another."""
-        number = lax.axis_index("tile")
-        return (lax.div(number, groups), lax.rem(number, groups)) if groups > 1 else (number, 0)
+    def place_of_block() -> tuple[Any, Any, Any]:
+        """The sequences, the tile of tokens, and the group of heads: those of a token follow one
+        another."""
+        number, group, sequence = lax.axis_index("tile"), 0, 0
+        if groups > 1:
+            number, group = lax.div(number, groups), lax.rem(number, groups)
+        if sequences > sharing:
+            sequence, number = lax.div(number, tiles), lax.rem(number, tiles)
+        return sequence, number, group
 
     def body(*refs: Any, table: Any) -> None:
-        tile, group = place_of_block()
+        _, tile, group = place_of_block()
         rotated = functools.partial(rotate, table, *refs)
         last = heads - (groups - 1) * together
         if left:
@@ -207,24 +223,27 @@ def _kernel(
     def rotate(
         table: Any, x: Any, of_tokens: Any, frequencies: Any, out: Any, *, count: int, of_token: int
     ) -> None:
-        tile, group = place_of_block()
+        sequence, tile, group = place_of_block()
         first = tile * height
-        place = pl.ds(first, count)
         some = pl.ds(group * together, of_token)
-        shape = (count, of_token, pairs)
+        place: tuple[Any, ...] = (sequence, pl.ds(first, count), some)
+        shape: tuple[int, ...] = (count, of_token, pairs)
+        if sharing > 1:
+            place = (pl.ds(sequence * sharing, sharing), *place[1:])
+            shape = (sharing, *shape)
         halves = pl.ds(0, pairs), pl.ds(pairs, pairs)
 
         # What is turned is on its way while the angles are computed.
         taken = [pl.ds(0, 2 * pairs)] if interleaved else halves
-        parts = [x[place, some, one] for one in taken]
-        start = first if positions == tokens else lax.rem(first, positions)
-        given = of_tokens[pl.ds(start, count)].astype(jnp.float32)
+        parts = [x[*place, one] for one in taken]
+        given = of_tokens[pl.ds(first, count)].astype(jnp.float32)
         angles = lax.broadcast_in_dim(given, (count, pairs), (0,)) * lax.broadcast_in_dim(
             frequencies[...], (count, pairs), (1,)
         )
         table[0, :count] = jnp.cos(angles)
         table[1, :count] = -jnp.sin(angles) if rotation.back else jnp.sin(angles)
-        cosine, sine = (lax.broadcast_in_dim(table[n, :count], shape, (0, 2)) for n in (0, 1))
+        axes = len(shape) - 3, len(shape) - 1
+        cosine, sine = (lax.broadcast_in_dim(table[n, :count], shape, axes) for n in (0, 1))
 
         def turn(first: Any, second: Any) -> tuple[Any, Any]:
             first, second = first.astype(jnp.float32), second.astype(jnp.float32)
@@ -233,19 +252,19 @@ def _kernel(
         if interleaved:
             both = parts[0].reshape(*shape, 2)
             values = turn(both[..., 0], both[..., 1])
-            turned = jnp.stack(values, axis=3).reshape(count, of_token, 2 * pairs)
-            out[place, some, pl.ds(0, 2 * pairs)] = turned.astype(dtype)
+            turned = jnp.stack(values, axis=len(shape)).reshape(*shape[:-1], 2 * pairs)
+            out[*place, pl.ds(0, 2 * pairs)] = turned.astype(dtype)
         else:
             for half, value in zip(halves, turn(*parts), strict=True):
-                out[place, some, half] = value.astype(dtype)
+                out[*place, half] = value.astype(dtype)
         if 2 * pairs < head_dim:
             rest = pl.ds(2 * pairs, head_dim - 2 * pairs)
-            out[place, some, rest] = x[place, some, rest]
+            out[*place, rest] = x[*place, rest]
 
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((tokens, heads, head_dim), dtype),
-        grid=(tiles * groups,),
+        out_type=jax.ShapeDtypeStruct((sequences, tokens, heads, head_dim), dtype),
+        grid=(sequences // sharing * tiles * groups,),
         grid_names=("tile",),
         scratch_types={"table": plgpu.SMEM((2, height, pairs), jnp.float32)},
         kernel_name="rotary_embedding",

@@ -18,10 +18,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_std.ops.rows import tiles
 from pallasite_std.ops.rows.kernel import INSIDE, Chunk, Exchange, Rows, Work, in_step
 from pallasite_std.ops.rows.tiles import places_taken
 from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_of
+
+_WORD = 4
+"""Bytes of which rows that come through shared memory are no multiples."""
 
 _MOST_THREADS = 4
 """Warpgroups that share a row."""
@@ -154,7 +156,7 @@ def shared_row_kernel(
     staged_results = STAGED and 2 * _bytes(columns, dtypes, of_matrices, True) <= shared_memory
     needed = _bytes(columns, dtypes, of_matrices, staged_results)
     resident = min(shared_memory // needed, max(3, _FETCHED // needed), _MOST_RESIDENT)
-    unaligned = any(columns * size_of(one) % tiles.WORD for one in dtypes)
+    unaligned = any(columns * size_of(one) % _WORD for one in dtypes)
     if not unaligned or resident < 2 or rows < _ENOUGH * multiprocessors * resident:
         return None
     threads = max(1, min(_MOST_THREADS, _WARPGROUPS // resident))

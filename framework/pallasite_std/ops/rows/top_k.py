@@ -15,7 +15,8 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidValueError
 from pallasite_std.ops.arguments import in_32_bits, matched, zeros
-from pallasite_std.ops.rows.arguments import float_array
+from pallasite_std.ops.rows.arguments import as_rows, float_array
+from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.kernel import Chunk, Exchange, Rows, row_kernel, threads_of
 from pallasite_std.ops.rows.tiling import LANES, Registers, row_tiling, size_of
 
@@ -67,8 +68,15 @@ def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     if 0 in (*shape, *x.shape):
         return zeros(shape, x.dtype, x), zeros(shape, np.dtype(np.int32), x)
     rows = x.reshape(-1, columns)
-    values, indices = _of_rows(int(k), lax.stop_gradient(rows))
+    run = over_leading_axes(functools.partial(_run, int(k)), 1)
+    values, indices = run(lax.stop_gradient(rows))
     values = _differentiable(rows, values, indices)
+    return values.reshape(shape), indices.reshape(shape)
+
+
+def _run(k: int, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    shape = (*x.shape[:-1], k)
+    values, indices = _of_rows(k, as_rows(x))
     return values.reshape(shape), indices.reshape(shape)
 
 
