@@ -183,6 +183,7 @@ def _all_own(modules: frozenset[str]) -> bool:
 
 
 def _write(file: pathlib.Path, outputs: list[np.ndarray]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)  # Another session may have tidied up meanwhile.
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix="new-", delete=False) as written:
         pickle.dump(outputs, written)  # Most are random numbers, which cannot be compressed.
     os.replace(written.name, file)

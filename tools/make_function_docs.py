@@ -40,8 +40,7 @@ These are errors at the line in question:
   kernel, such arrays may have any shape; what moves or reduces their elements does so with bytes);
 - a kernel that becomes more operations than the option `code_limit` allows.
 
-`sin`, `cos` and `tan` of float64 are NaN beyond 2^48, and accurate to the last bits below. Those of
-float32 and narrower types have no such limit.
+`sin`, `cos` and `tan` are accurate to the last bits for numbers of any size, also of float64.
 
 """
 

@@ -22,7 +22,6 @@ from math_support import (
 
 from pallasite.errors import InvalidTypeError
 from pallasite_std.math.table import BINARY, UNARY
-from pallasite_std.math.trigonometric import LARGEST_DOUBLE_ANGLE
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -105,9 +104,7 @@ def test_error_in_ulp(name, dtype):
     exact = reference(long_double(x))
     errors = ulp_errors(result, exact)
     if dtype == FLOAT64 and name in ("sin", "cos", "tan"):
-        beyond = np.abs(x) > LARGEST_DOUBLE_ANGLE
-        assert np.isnan(result[beyond]).all()
-        errors = errors[~beyond]
+        errors = errors[np.abs(x) <= 2.0**48]  # Of larger ones the reference is not exact.
     worst = np.argmax(errors)
     bound = single if dtype == FLOAT32 else double
     assert errors[worst] <= bound, (x[worst], result[worst], exact[worst])

@@ -3,7 +3,7 @@
 f32 arguments are reduced exactly over the whole range with 96 bits of 2/pi chosen by the exponent
 (M. H. Payne and R. N. Hanek, "Radian reduction for trigonometric functions", ACM SIGNUM Newsletter
 18, 1983). f64 arguments are reduced by three fused multiply-adds with 159 bits of pi/2 (Cody and
-Waite), which is exact enough up to 2**48; beyond, the result is NaN.
+Waite), which is exact enough up to 2**48; larger ones by :mod:`.large_angles`.
 Approximate forms of sin and cos are ``sin.approx.f32`` and ``cos.approx.f32``.
 """
 
@@ -13,6 +13,7 @@ import math
 
 from pallasite_std.math.constants import HALF_PI, TWO_OVER_PI, parts
 from pallasite_std.math.hardware import Hardware
+from pallasite_std.math.large_angles import reduce_large
 from pallasite_std.math.values import F32, Mask, Real, Word, polynomial
 
 # sin(r) = r + r^3 S(r^2), cos(r) = 1 - r^2/2 + r^4 C(r^2) on |r| <= 1 (f32) or 0.8 (f64).
@@ -78,8 +79,8 @@ _ATAN_DOUBLE = (
     -0.033549356956755955,
     0.015265588768866354,
 )
-LARGEST_DOUBLE_ANGLE = 2.0**48
-"""Larger f64 arguments of sin, cos and tan give NaN."""
+_NEAR = 2.0**48
+"""Up to which three parts of pi/2 are enough for f64."""
 
 _LEADING_ZEROS = 33
 _WORDS = 7
@@ -102,9 +103,9 @@ def _reduce_double(x: Real) -> tuple[Real, Real, Word]:
     head = (-count).times_plus(first, x)
     reduced = (-count).times_plus(second, head)
     low = (-count).times_plus(third, (-count).times_plus(second, head - reduced))
-    reduced = (abs(x) <= LARGEST_DOUBLE_ANGLE).choose(reduced, math.nan)
     # 1.5 * 2**52 leaves the integer in the low bits.
-    return reduced, low, (count + 1.5 * 2.0**52).bits().truncate(32)
+    quarter = (count + 1.5 * 2.0**52).bits().truncate(32)
+    return reduce_large(x, abs(x) > _NEAR, (reduced, low, quarter))
 
 
 def _reduce_single(x: Real, hardware: Hardware) -> tuple[Real, Real, Word]:
