@@ -69,6 +69,25 @@ def test_a_conversion_to_copies_costs_what_loading_them_does():
     assert difference == 2 * 4 * (1 + 32 // 4)
 
 
+@pytest.mark.parametrize("columns", [56, 104, 120])
+def test_lanes_access_whole_sectors(columns):
+    """Rows of an odd number of vectors, of which it takes fewer exchanges to reduce pairs."""
+    types = jax.ShapeDtypeStruct((512, columns), jnp.bfloat16)
+
+    def body(x, weight, out):
+        rows = pl.ds(lax.axis_index("block") * 64, 64)
+        value = x[rows].astype(jnp.float32)
+        scale = lax.rsqrt(jnp.sum(value * value, axis=1))
+        weights = weight[...].astype(jnp.float32)
+        out[rows] = (value * scale[:, None] * weights[None, :]).astype(jnp.bfloat16)
+
+    weight = jax.ShapeDtypeStruct((columns,), jnp.bfloat16)
+    compiled = report_of(body, types, (), types, weight)
+    widths = re.findall(r"(?:ld|st)\.global\.v(\d)\.b32", compiled.ptx)
+    assert widths and set(widths) == {"4"}
+    assert not re.search(r"(?:ld|st)\.global\S*\.b16", compiled.ptx)
+
+
 def test_arrays_and_memory_change_together():
     """Row-major memory suits a load by rows, tiles one in which rows are cheap to add up."""
 
