@@ -121,6 +121,14 @@ def test_parts_are_combined_in_order(heads):
 
 
 @pytest.mark.runs_kernels
+@pytest.mark.parametrize("blocks", [17, 18, 33, 40, 52])
+def test_items_that_many_blocks_share(blocks):
+    """Groups of blocks combine what they have left first, of two items or three."""
+    with pallasite.config.scoped(sanitize=True):
+        check(DecodeConfig(blocks=blocks), heads=1, batch=3, kv_len=1400, lengths=(1400, 1300, 700))
+
+
+@pytest.mark.runs_kernels
 @pytest.mark.parametrize("blocks", [2, 5])
 @pytest.mark.parametrize("lengths", [(1, 0, 200, 64, 65), (0, 0, 0, 0, 0), (256, 1, 1, 255, 1000)])
 def test_lengths(lengths, blocks):

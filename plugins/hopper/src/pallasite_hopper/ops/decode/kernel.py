@@ -4,7 +4,7 @@ The rows of the cache are the left operands of the tensor cores, so that few que
 scores are computed as keys (tile, head_dim) times queries (head_dim, columns), results as
 transposed values (head_dim, tile) times weights (tile, columns), which pass through shared memory.
 A range of tiles that has not all of an item leaves (result, maxima, sums) for the block whose range
-ends the item, which combines them when it is done with all else.
+ends the item, which combines them when it is done with all else; see ``combine.py``.
 
 Source: T. Dao et al., "Flash-Decoding for long-context inference", 2023.
 """
@@ -21,7 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_hopper.ops.decode.combine import combined
+from pallasite_hopper.ops.decode.combine import Role, Shares, combined
 from pallasite_hopper.ops.decode.config import DecodeConfig
 from pallasite_hopper.ops.decode.schedule import (
     Item,
@@ -206,17 +206,16 @@ class _Decode:
 
         def compute() -> None:
             zero = jnp.int32(0)
-            *_, before, item = schedule.each(
+            nothing = Item(*[zero] * len(dataclasses.fields(Item)))
+            *_, role, item = schedule.each(
                 block,
                 lambda item, first, count, tiles, carry: self._compute(
                     schedule, out, item, first, count, tiles, carry, warpgroup, block
                 ),
-                (zero, zero, zero, Item(*[zero] * len(dataclasses.fields(Item)))),
+                (zero, zero, Role(zero, zero, zero), nothing),
             )
             if self.left is not None:
-                pl.when(before > 0)(
-                    lambda: self._complete(schedule, out, item, before, warpgroup, block)
-                )
+                pl.when(role.combines)(lambda: self._combine(out, role, item, warpgroup, block))
             plgpu.wait_smem_to_gmem(0, wait_read_only=self.config.ahead)
 
         pl.when(warpgroup < self.config.heads)(compute)
@@ -348,11 +347,10 @@ class _Decode:
     ) -> Any:
         """One item, or a part of it.
 
-        ``carry``: stage, items so far, and the item that began in a range before and ended in this
-        one, with how many of its tiles came before; none if there is none.
+        ``carry``: stage, items so far, what the block is to combine in the end, and of which item.
         """
         problem, s = self.problem, self.scratch
-        stage, items, before, ended = carry
+        stage, items, role, shared = carry
         queries = lax.rem(items, _QUERY_SLOTS)
         plgpu.barrier_wait(s["q_full"].at[queries])
 
@@ -383,50 +381,56 @@ class _Decode:
 
             pl.when(whole)(write)
 
-            def leave() -> None:
-                results, largest, totals = self.partial
-                place = ((first == 0).astype(jnp.int32), block, warpgroup)
-                results[place] = values
-                largest[place] = maxima * self.factor
-                totals[place] = total
-                plgpu.commit_smem()  # All lanes have written.
-                rest = tiles - (first + count)
-
-                def signal() -> None:
-                    last = schedule.block_of(schedule.start(block + 1) + rest - 1)
-                    pl.semaphore_signal(self._left_for(last, warpgroup))
-
-                pl.when(rest > 0)(signal)
-
             if self.left is not None:
-                pl.when(jnp.logical_not(whole))(leave)
+                part = values, maxima * self.factor, total
+                place = (first == 0).astype(jnp.int32), block, warpgroup
+                pl.when(jnp.logical_not(whole))(lambda: self._leave(place, part))
 
             return stage_after
 
         stage = pl.run_scoped(scope, plgpu.ACC((problem.head_tile, problem.columns), jnp.float32))
-        ends = (first > 0) & (first + count == tiles)
-        before = jnp.where(ends, first, before)
-        ended = jax.tree.map(lambda new, old: jnp.where(ends, new, old), item, ended)
-        return stage, items + 1, before, ended
+        if self.left is not None:
+            shares = Shares.of(schedule, block, first, tiles - (first + count))
+            own = shares.role(count < tiles)
+            signals = (first + count < tiles) & jnp.logical_not(own.leads)
+            pl.when(signals)(lambda: self._signal(shares.reader, warpgroup))
+            role, shared = jax.tree.map(
+                lambda new, old: jnp.where(own.combines, new, old), (own, item), (role, shared)
+            )
+        return stage, items + 1, role, shared
 
-    def _left_for(self, block: Any, warpgroup: Any) -> Any:
-        """Counts the parts that others have left of the item that a block completes."""
+    def _leave(self, place: tuple[Any, ...], part: tuple[Any, Any, Any]) -> None:
+        """Writes a transposed result, its maxima and sums."""
+        for ref, values in zip(self.partial, part, strict=True):
+            ref[place] = values
+        plgpu.commit_smem()  # All lanes have written.
+
+    def _parts_for(self, block: Any, warpgroup: Any) -> Any:
+        """Counts the parts that others have left for a block to combine."""
         assert self.left is not None
         return self.left.at[block * self.config.heads + warpgroup]
 
-    def _complete(
-        self, schedule: Schedule, out: Any, item: Item, before: Any, warpgroup: Any, block: Any
-    ) -> None:
-        """Combines the parts of the item that ended in this block's range.
+    def _signal(self, block: Any, warpgroup: Any) -> None:
+        pl.semaphore_signal(self._parts_for(block, warpgroup))
+
+    def _combine(self, out: Any, role: Role, item: Item, warpgroup: Any, block: Any) -> None:
+        """Combines parts of an item.
 
         Blocks begin in their order, so those that are waited for are running, and end at about the
         same time.
         """
-        first = schedule.block_of(schedule.start(block) - before)
-        pl.semaphore_wait(self._left_for(block, warpgroup), block - first)
-        values, total = combined(self.problem, self.partial, first, block, warpgroup)
-        staging = self.scratch["out_smem"].at[warpgroup]
-        write_results(self.problem, values, total, staging, out, item, item.head + warpgroup)
+        pl.semaphore_wait(self._parts_for(block, warpgroup), role.parts(block) - 1)
+        values, maxima, total = combined(self.problem, self.partial, role, block, warpgroup)
+
+        def complete() -> None:
+            staging = self.scratch["out_smem"].at[warpgroup]
+            write_results(self.problem, values, total, staging, out, item, item.head + warpgroup)
+
+        def pass_on() -> None:
+            self._leave((1, block, warpgroup), (values, maxima, total))
+            self._signal(role.last, warpgroup)
+
+        lax.cond(role.leads, pass_on, complete)
 
     def _scales_of(self, head: Any) -> tuple[Any, Any]:
         if self.scales is None:
