@@ -202,6 +202,7 @@ mpmd_map = _mpmd.mpmd_map
 # --- Primitives: control flow and calls ---
 axis_index_p = _parallel.axis_index_p
 call_p = _core.call_p
+call_hi_primitive_p = _checkify.call_hi_primitive_p
 closed_call_p = _core.closed_call_p
 cond_p = _conditionals.cond_p
 platform_index_p = _conditionals.platform_index_p

@@ -418,7 +418,13 @@ class Generator:
         factors = [n for n in range(1, size + 1) if size % n == 0]
         first = self.choose.choice(factors)
         shape = self.choose.choice([(size,), (first, size // first), (first, 1, size // first)])
-        self.add(f"reshape {i} {shape}", lambda m, pool: pool[i].reshape(shape), i, exact=True)
+        order = self.choose.choice("CCF")
+        self.add(
+            f"reshape {i} {shape} {order}",
+            lambda m, pool: pool[i].reshape(shape, order=order),
+            i,
+            exact=True,
+        )
 
     def transpose(self) -> None:
         """Another order of the dimensions."""

@@ -69,6 +69,41 @@ CASES: dict[str, Body] = {
         0, 3, lambda _, e: lax.composite(lambda e: e.sum(0) - e, name="test.rest")(e), y
     ),
     "empty": lambda x, y, w: jnp.where(y < 99, y, jnp.empty_like(y)),
+    "columns first": lambda x, y, w: y.reshape((17, 13), order="F") + x.ravel(order="F")[:13],
+    "loops of each row": lambda x, y, w: jax.vmap(
+        lambda row: lax.while_loop(lambda c: c.sum() < 30, lambda c: c + jnp.abs(c) + 0.1, row)
+    )(y),
+    "loops of all pairs": lambda x, y, w: jax.vmap(
+        lambda row: jax.vmap(lambda n: lax.fori_loop(0, n, lambda i, c: c * 0.5 + i, row.sum()))(
+            jnp.arange(7) % 5
+        )
+    )(y),
+    "keys in loops of their own": lambda x, y, w: jax.vmap(
+        lambda k, n: jax.random.uniform(
+            lax.fori_loop(0, n, lambda i, k: jax.random.fold_in(k, i), k)
+        )
+    )(jax.random.split(key(w), 5), jnp.arange(5)),
+    "gradient of a branch": lambda x, y, w: jax.grad(
+        lambda a: lax.cond(a[0, 0] > 0, jnp.sin, jnp.square, a).sum()
+    )(y),
+    "gradient of a cumulative product": lambda x, y, w: jax.grad(
+        lambda a: (jnp.cumprod(a, 1) * a[:1]).sum()
+    )(y[:, :9]),
+    "gradient of parts": lambda x, y, w: jax.grad(
+        lambda a: (a[::3, 1::2] ** 2).sum() + (a[::-1, 5:1:-1] ** 3).sum()
+    )(y),
+    "gradient of interpolation": lambda x, y, w: jax.grad(
+        lambda a: jnp.interp(a[1], jnp.sort(a[0]), a[2]).sum()
+    )(y),
+    "root": lambda x, y, w: lax.custom_root(
+        lambda r: r**3 - jnp.abs(y) - 1,
+        jnp.ones_like(y),
+        lambda f, r: lax.fori_loop(0, 20, lambda _, r: r - f(r) / (3 * r * r), r),
+        lambda g, r: r / g(jnp.ones_like(r)),
+    ),
+    "linear equations": lambda x, y, w: jax.scipy.sparse.linalg.cg(
+        lambda v: v * (jnp.abs(y[0]) + 1), y[1], maxiter=30
+    )[0],
     "upper halves of products": lambda x, y, w: lax.mulhi(
         lax.bitcast_convert_type(y, jnp.int32), lax.bitcast_convert_type(y, jnp.int32) - 5
     ),

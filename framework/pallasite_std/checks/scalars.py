@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from pallasite.plugin import jax_internals as _jax
@@ -261,8 +263,8 @@ class ScalarVisitor(Visitor[Any]):
     def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         if equation.primitive is _jax.jit_p:
             function = _NAMED.get(equation.params["name"])
-            if function is not None and is_scalar(equation.outvars[0].aval):
-                return (function(self, *operands[:2]),)
+            if function is not None and _is_of_jax(equation):
+                return (function(self, *operands),)
         return super().equation(equation, operands)
 
     def scalar(self, equation: Any, operands: list[Any]) -> tuple[Any] | None:
@@ -278,6 +280,14 @@ class ScalarVisitor(Visitor[Any]):
             self.places.asked_for_thread = True
             return self.thread
         return self.places.position(name)
+
+
+def _is_of_jax(equation: Any) -> bool:
+    """Whether a jitted function of two scalars is one of JAX: programs may give theirs its name,
+    and derivatives of it have other operands."""
+    source = equation.params["jaxpr"].jaxpr.debug_info.func_src_info
+    scalars = is_scalar(equation.outvars[0].aval) and len(equation.invars) == 2
+    return scalars and f" at {_JAX}" in source
 
 
 def _is_reference(variable: Any) -> bool:
@@ -489,3 +499,5 @@ _NAMED: dict[str, Callable[[ScalarVisitor, Any, Any], Any]] = {
     "remainder": _floor_remainder,
 }
 """Functions of ``jax.numpy`` by the names of their jaxprs."""
+
+_JAX = os.path.dirname(jax.__file__)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import primitives
@@ -82,7 +83,44 @@ def _composite(*operands: Any, call_jaxpr: Any, **params: Any) -> list[Any]:
     return list(_jax.jaxpr_as_function(call_jaxpr)(*operands))
 
 
-def _empty(*, shape: Sequence[int], dtype: Any, **params: Any) -> list[Any]:
+def _composed(*operands: Any, _prim: Any) -> list[Any]:
+    """A primitive that is an object with a definition of its own, as ``lax.custom_root`` has."""
+    return jax.tree.leaves(_prim.expand(*jax.tree.unflatten(_prim.in_tree, operands)))
+
+
+def _solved(*operands: Any, const_lengths: Any, jaxprs: Any) -> list[Any]:
+    counts = list(const_lengths)
+    first = sum(counts[: const_lengths._fields.index("solve")])
+    constants = operands[first : first + const_lengths.solve]
+    return list(_jax.jaxpr_as_function(jaxprs.solve)(*constants, *operands[sum(counts) :]))
+
+
+def _while_any(
+    *operands: Any, cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int
+) -> Sequence[Any]:
+    """A loop with conditions of their own for parts of what it carries, as ``jax.vmap`` makes them:
+    it goes on while one holds, and changes only those parts whose conditions hold."""
+    condition, body = map(_jax.jaxpr_as_function, (cond_jaxpr, body_jaxpr))
+    constants = operands[:cond_nconsts]
+    others = operands[cond_nconsts : cond_nconsts + body_nconsts]
+    initial = operands[cond_nconsts + body_nconsts :]
+
+    def holds(carried: Sequence[Any]) -> Any:
+        return condition(*constants, *carried)[0]
+
+    def step(state: Any) -> Any:
+        proceeds, carried = state
+        kept = []
+        for new, old in zip(body(*others, *carried), carried, strict=True):
+            mask = lax.broadcast_in_dim(proceeds, old.shape, tuple(range(proceeds.ndim)))
+            kept.append(lax.select(mask, new, old))
+        return holds(kept), kept
+
+    start = holds(initial), list(initial)
+    return list(lax.while_loop(lambda state: jnp.any(state[0]), step, start)[1])
+
+
+def _empty(*, dtype: Any, shape: Sequence[int] = (), **params: Any) -> list[Any]:
     return [jnp.zeros(shape, dtype)]
 
 
@@ -239,6 +277,10 @@ def _keeps_order(equation: Any) -> bool:
     return kept == sorted(kept) and any(n & (n - 1) for n in shape)
 
 
+def _permuted(x: Any, *, new_sizes: Sequence[int], dimensions: Any, **params: Any) -> list[Any]:
+    return [lax.reshape(lax.transpose(x, dimensions), new_sizes)]
+
+
 def _same(*operands: Any, **params: Any) -> list[Any]:
     return list(operands)
 
@@ -256,6 +298,9 @@ DEFINITIONS = {
     primitives.rev_p: Definition(_same, _of_one("dimensions")),
     primitives.slice_p: Definition(_same, _is_whole),
     primitives.transpose_p: Definition(_reshaped, _keeps_order),
+    lax.reshape_p: Definition(
+        _permuted, lambda equation: equation.params["dimensions"] is not None
+    ),
     **{
         scan: Definition(_same, _of_one("axis"))
         for scan in (
@@ -284,6 +329,15 @@ DEFINITIONS = {
     _jax.lax_primitives.composite_p: Definition(_composite),
     primitives.name_p: Definition(_same),  # It says to transformations what an array is called.
     _jax.lax_primitives.empty_p: Definition(_empty),
+    _jax.lax_primitives.empty2_p: Definition(_empty),
+    _jax.call_hi_primitive_p: Definition(_composed),
+    primitives.linear_solve_p: Definition(_solved),
+    primitives.device_put_p: Definition(
+        _same, lambda equation: all(one is None for one in equation.params["devices"])
+    ),
+    _jax.while_p: Definition(
+        _while_any, lambda equation: bool(equation.params["cond_jaxpr"].out_avals[0].shape)
+    ),
     primitives.concatenate_p: Definition(
         _concatenate, lambda equation: any(map(_is_empty, equation.invars))
     ),

@@ -17,7 +17,7 @@ ALTERNATIVES: dict[str, str] = {
             *("random_gamma", "bessel_i0e", "bessel_i1e", "regularized_incomplete_beta", "fft"),
             *("cholesky", "eig", "eigh", "lu", "qr", "svd", "schur", "hessenberg"),
             *("triangular_solve", "tridiagonal", "tridiagonal_solve", "householder_product"),
-            *("custom_linear_solve", "cholesky_update", "lu_pivots_to_permutation", "geqrf"),
+            *("cholesky_update", "lu_pivots_to_permutation", "geqrf"),
             *("geqp3", "ormqr", "symmetric_product", "linear_solve", "random_shuffle"),
             *("select_and_scatter", "select_and_scatter_add", "select_and_gather_add"),
             *("ragged_dot_general", "scaled_dot"),

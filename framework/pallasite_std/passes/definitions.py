@@ -103,6 +103,20 @@ def _is_empty_array(atom: Any) -> bool:
     return _without_elements(atom) and isinstance(atom.aval, _jax.ShapedArray)
 
 
+def _plain(value: Any) -> Any:
+    """A parameter whose integers are Python's."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _with_plain_numbers(equation: Any) -> Any:
+    """An equation without NumPy's integers, which derivatives by JAX have among the parameters."""
+    if equation.primitive not in (primitives.slice_p, primitives.pad_p):
+        return equation
+    return equation.replace(params={k: _plain(one) for k, one in equation.params.items()})
+
+
 def _moves_nothing(equation: Any) -> bool:
     """Whether an equation makes or stores arrays without elements only."""
     if equation.primitive is _jax.addupdate_p:
@@ -142,7 +156,7 @@ class _Expansion:
         producers = {v: one for one in jaxpr.eqns for v in one.outvars}
         left: set[Any] = set()  # Operands of others no more.
         for old in jaxpr.eqns:
-            plain = self.plain_accesses(old, used)
+            plain = self.plain_accesses(_with_plain_numbers(old), used)
             changed |= plain[0] is not old
             for equation in plain:
                 given = equation
@@ -209,9 +223,12 @@ class _Expansion:
             return self.call(equation, functools.partial(_of_nothing, equation))
         if not any(empty) and narrow.needs_bytes(equation):
             return self.call(equation, functools.partial(narrow.with_bytes, equation))
+        keys = any(map(_is_key, (*equation.invars, *results)))
         definition = self.table.get(equation.primitive)
         if definition is not None and definition.applies(equation):
-            return self.call(equation, definition.function)
+            # What calls the equation's jaxprs calls them with words.
+            given = self.carrier(equation, keys) if carries and keys else equation
+            return self.call(given, definition.function)
         if any(empty) and not carries:
             raise UnsupportedError(
                 f"{equation.primitive} takes an array without elements",
@@ -219,7 +236,6 @@ class _Expansion:
                 expected="arrays with elements",
             )
         check_alternatives(equation, self.location)
-        keys = any(map(_is_key, (*equation.invars, *results)))
         if keys and equation.primitive in _ACCESSES:
             return self.access(equation)
         if carries:
