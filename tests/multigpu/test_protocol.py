@@ -118,3 +118,71 @@ def test_the_first_block_clears_semaphores_before_it_publishes(count):
     assert clears == (count <= 1024)
     found = re.findall(r"setp\.lt\.u32 p, low, (\d+);|(fence\.acq_rel\.sys;)", made.ptx)
     assert found[0] == ((str(count), "") if clears else ("", found[0][1]))
+
+
+def exchanging(blocks=1, threads=1, warps=False, room=0):
+    """A kernel whose blocks store on the other device, signal it, and wait; as PTX."""
+
+    def body(x, o, semaphore, *buffer):
+        other = 1 - jax.lax.axis_index("x")
+        plgpu.remote_ref(o, other)[...] = x[...]
+        pl.semaphore_signal(semaphore, device_id=other)
+        if not warps:
+            pl.semaphore_wait(semaphore)
+            return
+
+        @pl.core_map(plgpu.WarpMesh(axis_name="warp"))
+        def _():
+            pl.semaphore_wait(semaphore)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=threads,
+        thread_name="thread",
+        scratch_types=[
+            plgpu.SemaphoreType.REGULAR,
+            *([plgpu.SMEM((room,), jnp.int8)] if room else []),
+        ],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+    )
+    mesh, spec = jax.sharding.AbstractMesh((2,), ("x",)), PartitionSpec("x")
+    x = jax.ShapeDtypeStruct((256,), jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+    called = jax.shard_map(kernel, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return pallasite.compile(called, x, target="sm_90a")
+
+
+MOST = 227 << 10
+"""Bytes of shared memory of a block on sm_90a."""
+
+
+@pytest.mark.parametrize(("room", "kept"), [(0, True), (8 << 10, True), (MOST, False)])
+def test_addresses_of_peers_are_kept_in_shared_memory(room, kept):
+    """Of two devices, the addresses of a result and a semaphore each; if there is room."""
+    made = exchanging(room=room)
+    assert made.launch.shared_memory_bytes == room + (2 * 2 * 8 if kept else 0)
+    words = re.findall(r"ld\.relaxed\.sys\.global\.v2\.b64 {(\w+), back", made.ptx)
+    assert words == ["front0", "front1", "front2"] + ([] if kept else ["front", "front"])
+    assert ("st.shared.v2.b32" in made.ptx) == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "alone"),
+    [({}, True), ({"blocks": 2}, False), ({"threads": 2}, False), ({"warps": True}, False)],
+    ids=["one", "blocks", "threads", "warps"],
+)
+def test_a_lone_waiter_subtracts_without_an_answer(options, alone):
+    text = exchanging(**options).ptx
+    assert ("red.relaxed.sys.global.add.s32" in text) == alone
+    assert ("atom.acquire.sys.global.cas.b32" in text) != alone
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_zeros_and_the_fence_wait_for_the_ticket_of_several_blocks(blocks):
+    text = exchanging(blocks=blocks).ptx
+    ticket = "shfl.sync.idx.b32 ticket"
+    order = ["st.global.b32", "fence.acq_rel.sys;"]
+    order = [ticket, *order] if blocks > 1 else [*order, ticket]
+    assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
