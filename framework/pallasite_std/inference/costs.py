@@ -33,6 +33,9 @@ SYNCHRONIZATION = 32.0
 _SECTOR = 32
 """Bytes of global memory that are moved together."""
 
+_VECTOR = 128
+"""Bits that a lane can access at once."""
+
 _MISALIGNED, _PARTIAL = 1.5, 2.0
 """Accesses to a sector, on average, up to which rows that do not begin at sectors are at fault; and
 what each beyond them costs: the L2 cache takes as long for a part of a sector as for all of it."""
@@ -214,7 +217,9 @@ def access_cost(layout: Layout, memory: MemoryLayout, alignment: int, space: Mem
     sectors = len(plan.accesses) * _sectors(plan)
     passes = sectors / 4
     ends, partial = len(plan.everything) - len(plan.accesses), 0.0
-    if any(n & (n - 1) for n in layout.shape):
+    # Rows that are no multiple of a vector begin anywhere, whatever lanes access them.
+    whole_vectors = layout.shape and layout.shape[-1] * memory.element_bits % _VECTOR == 0
+    if whole_vectors and any(n & (n - 1) for n in layout.shape):
         whole = memory.size * memory.element_bits / 8 / _SECTOR
         partial = _PARTIAL * max(0.0, layout.warp_count * sectors - _MISALIGNED * whole)
     if not _is_odd(layout):
