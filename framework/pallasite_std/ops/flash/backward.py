@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -20,7 +21,7 @@ from pallasite.plugin import select_target
 from pallasite_std.ops.arguments import matched
 from pallasite_std.ops.flash.arguments import Extras
 from pallasite_std.ops.flash.problem import Problem, View
-from pallasite_std.ops.flash.steps import over_keys, over_queries, with_operands
+from pallasite_std.ops.flash.steps import INDEX, SPANS, over_keys, over_queries, with_operands
 from pallasite_std.ops.padding import padded
 from pallasite_std.ops.rings import PARAMS, over_steps
 from pallasite_std.ops.softmax import broadcast_rows, exponents
@@ -54,17 +55,33 @@ def gradients(
     cut = (tile, *_steps(problem, tile))
     width = cut[1]
     of_queries, arrays = with_operands(problem, extras, tile, width)
-    d_scores = []
+    d_scores, kind = [], None
     if with_bias:
-        # What no block goes through stays zero.
-        rows, columns = (-(-extent // tile) * tile for extent in (problem.q_seq, problem.kv_seq))
-        shape = (problem.batch, problem.q_heads, rows, columns)
-        d_scores = [matched(jnp.zeros(shape, jnp.float32), *operands)[0]]
-    kernel = _kernel(_queries, of_queries, *cut, with_bias)
-    d_q, *found = kernel(*operands, *arrays, *d_scores)
+        kind = np.dtype(_scores_dtype(problem, extras.bias))
+        if not _sees_all(of_queries):  # What no block goes through stays zero.
+            zeros = jnp.zeros(_scores_shape(problem, tile, width), kind)
+            d_scores = [matched(zeros, *operands)[0]]
+    d_q, *found = _kernel(_queries, of_queries, *cut, kind)(*operands, *arrays, *d_scores)
     of_keys, arrays = with_operands(problem, extras, width, tile, by_keys=True)
-    d_k, d_v = _kernel(_keys, of_keys, *cut, False)(*operands, *arrays)
+    d_k, d_v = _kernel(_keys, of_keys, *cut, None)(*operands, *arrays)
     return d_q, d_k, d_v, _of_bias(extras.bias, found[0]) if found else None
+
+
+def _scores_dtype(problem: Problem, bias: jax.Array) -> Any:
+    """Of the gradients of the scores: that of the bias, unless they are added up."""
+    return bias.dtype if bias.shape[:2] == (problem.batch, problem.q_heads) else jnp.float32
+
+
+def _scores_shape(problem: Problem, tile: int, width: int) -> tuple[int, int, int, int]:
+    """Of the gradients of the scores, in whole tiles."""
+    rows, columns = -(-problem.q_seq // tile) * tile, -(-problem.kv_seq // width) * width
+    return problem.batch, problem.q_heads, rows, columns
+
+
+def _sees_all(problem: Problem) -> bool:
+    """Whether blocks of queries go through all keys."""
+    hiding = ("q_lengths", "kv_lengths", "q_segments", "block_mask", INDEX, SPANS)
+    return (problem.left, problem.right) == (None, None) and not any(map(problem.has, hiding))
 
 
 def _of_bias(bias: jax.Array, d_scores: jax.Array) -> jax.Array:
@@ -98,23 +115,24 @@ def _steps(problem: Problem, tile: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=256)
 def _kernel(
-    build: Callable[[Problem, int, int, int, bool], Callable[..., Any]],
+    build: Callable[[Problem, int, int, int, Any], Callable[..., Any]],
     problem: Problem,
     tile: int,
     width: int,
     stages: int,
-    with_bias: bool,
+    kind: Any,
 ) -> Callable[..., Any]:
-    return build(problem, tile, width, stages, with_bias)
+    return build(problem, tile, width, stages, kind)
 
 
-def _queries(
-    problem: Problem, tile: int, width: int, stages: int, with_bias: bool
-) -> Callable[..., Any]:
+def _queries(problem: Problem, tile: int, width: int, stages: int, kind: Any) -> Callable[..., Any]:
     """The kernel of the gradient of the queries; ``width`` keys are read at a time.
 
-    With ``with_bias``, also of the gradients of the scores, whose zeros are the last operand.
+    Also of the gradients of the scores if ``kind``, their dtype, is not None; if blocks do not go
+    through all keys, zeros for these are the last operand.
     """
+    with_bias = kind is not None
+    fills = with_bias and not _sees_all(problem)
     head_dim, v_dim, dtype = problem.head_dim, problem.v_dim, problem.dtype
 
     def body(
@@ -133,7 +151,7 @@ def _queries(
         loaded: Any,
     ) -> None:
         given = len(problem.operands)
-        operands, (d_q, *d_bias) = tuple(rest[:given]), rest[given + with_bias :]
+        operands, (d_q, *d_bias) = tuple(rest[:given]), rest[given + fills :]
         batch, head = lax.axis_index("batch"), lax.axis_index("head")
         kv_head = lax.div(head, problem.group)
         start = lax.axis_index("tile") * tile
@@ -163,7 +181,7 @@ def _queries(
             d_weights = view.dropped(d_weights, start, key, keys_axis=1)
             d_scores = weights * (d_weights - broadcast_rows(delta, width))
             if with_bias:
-                d_bias[0][batch, head, rows, pl.ds(key, width)] = d_scores
+                d_bias[0][batch, head, rows, pl.ds(key, width)] = d_scores.astype(kind)
             d_products = d_scores * problem.slope(capped)
             return plgpu.mma(acc, d_products.astype(dtype), k_smem[stage])
 
@@ -177,12 +195,8 @@ def _queries(
     outputs = [jax.ShapeDtypeStruct(shape, dtype)]
     aliases = {}
     if with_bias:
-        padded_rows, padded_keys = (
-            -(-extent // tile) * tile for extent in (problem.q_seq, problem.kv_seq)
-        )
-        all_scores = (problem.batch, problem.q_heads, padded_rows, padded_keys)
-        outputs.append(jax.ShapeDtypeStruct(all_scores, jnp.float32))
-        aliases = {6 + len(problem.operands): 1}
+        outputs.append(jax.ShapeDtypeStruct(_scores_shape(problem, tile, width), kind))
+        aliases = {6 + len(problem.operands): 1} if fills else {}
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
         out_type=tuple(outputs),
@@ -203,14 +217,12 @@ def _queries(
     return kernel
 
 
-def _keys(
-    problem: Problem, tile: int, width: int, stages: int, with_bias: bool
-) -> Callable[..., Any]:
+def _keys(problem: Problem, tile: int, width: int, stages: int, kind: None) -> Callable[..., Any]:
     """The kernel of the gradients of keys and values: rows are keys, columns are queries.
 
     A block goes through the queries of all heads that share its keys, ``width`` at a time.
     """
-    del with_bias
+    del kind
     head_dim, v_dim, dtype = problem.head_dim, problem.v_dim, problem.dtype
 
     def body(
