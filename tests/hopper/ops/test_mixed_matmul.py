@@ -170,20 +170,9 @@ def test_configurations(config):
         # None are left, or too many.
         ({"last_parts": 2, "tile_m": 24, "epilogue_m": 8, "stages": 3}, 10, jnp.int8),
         ({"last_parts": 2, "tile_m": 24, "epilogue_m": 8, "stages": 3}, 7, jnp.int8),
-        ({"alternate": True, "tile_m": 24, "epilogue_m": 16, "stages": 3}, 3, jnp.int8),
-        (
-            {"alternate": True, "tile_m": 24, "tile_n": 64, "epilogue_m": 8, "stages": 2},
-            3,
-            jnp.int4,
-        ),
-        (
-            {"alternate": True, "tile_m": 32, "epilogue_m": 32, "stages": 4, "cluster": 2},
-            4,
-            jnp.int8,
-        ),
     ],
 )
-def test_several_tiles_of_a_block(options, blocks, weights):
+def test_last_tiles_that_blocks_share(options, blocks, weights):
     a, w = inputs(100, 256, 320, BF16, weights)
     bits = {jnp.int8: 8, jnp.int4: 4}[weights]
     problem = MixedProblem(
@@ -263,6 +252,17 @@ def test_tiles_that_fill_rounds():
         assert (config.tile_m, config.tile_k, config.warpgroups) == (rows, depth, warpgroups)
         assert config.split_k == 1
         assert config.shared_bytes(8, 2) <= SHARED_MEMORY
+
+
+def test_tiles_that_whole_rounds_leave():
+    """Blocks share them where few are left after long rounds: 288 and 994 tiles."""
+    for extents, rows in (((364, 18432, 6144), 192), ((878, 18176, 4608), 176)):
+        config = default_config(*extents, 8, 2)
+        assert (config.tile_m, config.last_parts) == (rows, 2)
+        assert config.stages >= 4 and config.shared_bytes(8, 2) <= SHARED_MEMORY
+    # Not with scales of groups, nor where sums take longer than a round.
+    assert default_config(364, 18432, 6144, 8, 2, group=128).last_parts == 1
+    assert default_config(378, 9216, 3072, 4, 2).last_parts == 1
 
 
 @pytest.mark.parametrize("group", [8, 16, 192, 256])

@@ -45,6 +45,8 @@ bits: 1 % less time; with 8 bits it is the same."""
 _STAGES, _SPLIT_STAGES = 3, 4
 """Stages at least; where blocks share the steps of a tile they take up to a fourth more with 3, and
 tiles of one warpgroup have not been measured with so few."""
+_SLOW_ROWS, _SLOW = 144, 0.06
+"""Rows below which tiles with steps of 64, whose last ones blocks share, take that share more."""
 _FEW_ROWS = 128
 _LEAST_STEPS = 2
 """Steps of a block at least where several share those of a tile."""
@@ -68,6 +70,8 @@ def default_config(
 
     def rank(config: MixedConfig) -> tuple[float, int, int]:
         time = nanoseconds(config, m, n, k, weight_bits)
+        if config.last_parts > 1 and config.tile_k == 64 and config.tile_m < _SLOW_ROWS:
+            time *= 1 + _SLOW
         return time, -config.tile_m, config.split_k
 
     # Tiles of fewer rows, and of one warpgroup, have not been measured where scales take time, too.
@@ -81,6 +85,7 @@ def default_config(
             config = _with_steps(tile_m, warpgroups, split, m, k, weight_bits, out_size, group)
             if config is not None:
                 found.append(config)
+                found += _sharing_last(config, m, n, weight_bits, out_size, group)
     if not found:  # No steps fit the groups; what is called with it says so.
         return default_config(m, n, k, weight_bits, out_size)
     best = min(found, key=rank)
@@ -129,10 +134,26 @@ def _with_steps(
     return None
 
 
+def _sharing_last(
+    config: MixedConfig, m: int, n: int, weight_bits: int, out_size: int, group: int
+) -> list[MixedConfig]:
+    """The same with blocks that share the tiles that whole rounds leave, if there are some, and if
+    there is room."""
+    left = _tiles(config, m, n) % H200.multiprocessors
+    several = config.warpgroups == 2 and config.split_k == 1 and not group
+    if not several or not 0 < left <= H200.clusters[2]:
+        return []
+    found = []
+    for tile_k in (128, 64):
+        one = dataclasses.replace(config, last_parts=2, tile_k=tile_k)
+        found.append(one.filled(weight_bits, out_size, group))
+    return [one for one in found if one.stages >= _SPLIT_STAGES][:1]
+
+
 def _with_epilogue(config: MixedConfig, weight_bits: int, out_size: int, group: int) -> MixedConfig:
     """The same with as many rows written at a time as leave room for stages."""
     for rows in _WRITTEN:
-        if config.epilogue_m < rows <= config.tile_m // config.split_k:
+        if config.epilogue_m < rows <= config.tile_m // config.parts:
             more = dataclasses.replace(config, epilogue_m=rows).filled(weight_bits, out_size, group)
             least = _SPLIT_STAGES if config.tile_m == 256 else config.stages
             if more.stages >= min(config.stages, least):
@@ -146,7 +167,7 @@ def _tiles(config: MixedConfig, m: int, n: int) -> int:
 
 def nanoseconds(config: MixedConfig, m: int, n: int, k: int, weight_bits: int) -> float:
     """The estimated time."""
-    rows, parts = config.tile_m, config.split_k
+    rows, parts = config.tile_m, config.parts
     if config.warpgroups == 2:
         flat = _FLAT_ROWS * rows + _FLAT_STEP + _BIT * weight_bits
         step = _ROW * max(rows, flat)
@@ -154,13 +175,18 @@ def nanoseconds(config: MixedConfig, m: int, n: int, k: int, weight_bits: int) -
         step = max(_ROW_ALONE * rows, _FLAT_ALONE + _FLAT_ROW_ALONE * rows)
     step *= config.tile_n / (64 * config.warpgroups)
     step *= 1 + min(_SMALLER * (256 / rows - 1), _MOST_SMALLER)
-    rounds = -(-_tiles(config, m, n) // H200.clusters[parts * config.cluster])
-    depth = math.ceil(math.ceil(k / config.tile_k) / parts) * config.tile_k
-    busy = rounds * (depth * step + _TILE)
+    rounds, shared = -(-_tiles(config, m, n) // H200.clusters[config.split_k * config.cluster]), 0
+    if config.last_parts > 1:
+        rounds, shared = rounds - 1, 1
+    elif parts > 1:
+        rounds, shared = 0, rounds
+    steps = math.ceil(k / config.tile_k)
+    busy = rounds * (steps * config.tile_k * step + _TILE)
     if parts > 1:
         sums = rows * config.tile_n * 4 * (parts - 1)
         exchanged = sums / parts / _EXCHANGED if config.exchanges else sums / _COLLECTED
-        busy += rounds * (_EXCHANGE + exchanged) + (rounds - 1) * _AGAIN
+        part = math.ceil(steps / parts) * config.tile_k * step + _TILE
+        busy += shared * (part + _EXCHANGE + exchanged) + (shared - 1) * _AGAIN
     moved = (n * k * weight_bits / 8 + (n + k) * m * 2) / _MEMORY
     longer, shorter = max(busy, moved), min(busy, moved)
     return _LAUNCH + longer * math.pow(1 + math.pow(shorter / longer, _OVERLAP), 1 / _OVERLAP)

@@ -21,8 +21,6 @@ class MixedConfig:
       tile_m: rows of the result that a block computes at a time, a multiple of 8 up to 256.
       tile_n: columns, a multiple of 64 for each warpgroup.
       warpgroups: that share the columns, 1 or 2.
-      alternate: whether two warpgroups take turns: each computes a tile of its own, and writes it
-        while the other one multiplies. Not together with ``split_k`` and ``last_parts``.
       tile_k: depth of one step, a multiple of 64.
       pieces: parts of a step that are converted and multiplied in turn, an even number of at least
         32 elements.
@@ -44,7 +42,6 @@ class MixedConfig:
     tile_m: int = 256
     tile_n: int = 128
     warpgroups: int = 2
-    alternate: bool = False
     tile_k: int = 64
     pieces: int = 2
     stages: int = 4
@@ -61,9 +58,7 @@ class MixedConfig:
             self.tile_m % 8 == 0 and 0 < self.tile_m <= 256, "tile_m", "a multiple of 8 up to 256"
         )
         self._require(self.warpgroups in (1, 2), "warpgroups", "1 or 2")
-        fits = not self.alternate or (self.warpgroups == 2 and self.parts == 1)
-        self._require(fits, "alternate", "two warpgroups, without split_k and last_parts")
-        fits = self.warpgroup_n % 64 == 0 and self.tile_n > 0
+        fits = self.tile_n % (64 * self.warpgroups) == 0 and self.tile_n > 0
         self._require(fits, "tile_n", "a multiple of 64 for each warpgroup")
         self._require(self.tile_k % 64 == 0 and self.tile_k > 0, "tile_k", "a multiple of 64")
         fits = self.pieces > 0 and self.pieces % 2 == 0 and self.tile_k % (32 * self.pieces) == 0
@@ -90,7 +85,7 @@ class MixedConfig:
     @property
     def warpgroup_n(self) -> int:
         """Columns that a warpgroup computes of a tile."""
-        return self.tile_n if self.alternate else self.tile_n // self.warpgroups
+        return self.tile_n // self.warpgroups
 
     @property
     def parts(self) -> int:
@@ -123,7 +118,7 @@ class MixedConfig:
         """
         step = self.tile_m * self.tile_k * 2 + self.tile_n * self.tile_k * weight_bits // 8
         step += self.scale_rows(group) * self.tile_n * 2
-        staging = 2 * self.warpgroups * self.epilogue_m * self.warpgroup_n * out_size
+        staging = 2 * self.epilogue_m * self.tile_n * out_size
         sums = (self.parts - 1) * self.tile_m * self.tile_n * 4
         if self.exchanges:
             sums //= self.parts

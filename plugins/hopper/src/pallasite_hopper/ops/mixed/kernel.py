@@ -52,13 +52,11 @@ def build(
         "a_smem": plgpu.SMEM((config.stages, config.tile_m, config.tile_k), problem.dtype),
         "w_smem": plgpu.SMEM((config.stages, *weights), problem.weights),
         "out_smem": plgpu.SMEM((compute * 2, config.epilogue_m, part), out_dtype),
-        "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=config.stages * loop.turns),
-        "empty": plgpu.Barrier(num_arrivals=compute // loop.turns, num_barriers=config.stages)
+        "full": plgpu.Barrier(num_arrivals=loop.copies, num_barriers=config.stages),
+        "empty": plgpu.Barrier(num_arrivals=compute, num_barriers=config.stages)
         if config.cluster == 1
         else plgpu.ClusterBarrier(
-            collective_axes=("side",),
-            num_arrivals=compute // loop.turns,
-            num_barriers=config.stages,
+            collective_axes=("side",), num_arrivals=compute, num_barriers=config.stages
         ),
     }
     if split > 1:
@@ -116,7 +114,6 @@ class _Tile:
       first, steps: a block's steps along k.
       shared: whether the blocks of a cluster have a part of the steps each; None if that is the
         same of all tiles.
-      turn: the warpgroup that computes it, if they take turns.
     """
 
     m: Any
@@ -124,7 +121,6 @@ class _Tile:
     first: Any
     steps: Any
     shared: Any = None
-    turn: Any = 0
 
 
 class _Loop:
@@ -145,15 +141,6 @@ class _Loop:
     def tiles(self) -> int:
         """Tiles of the result, those that a cluster shares counted as one."""
         return self.m_tiles * self.n_tiles
-
-    @property
-    def turns(self) -> int:
-        """Warpgroups that take turns. Each has barriers of its own for filled stages."""
-        return self.config.warpgroups if self.config.alternate else 1
-
-    def _full(self, turn: Any, stage: Any) -> Any:
-        """The number of the barrier of a filled stage."""
-        return stage if self.turns == 1 else turn * self.config.stages + stage
 
     def shares_last(self, multiprocessors: int) -> bool:
         """Whether whole rounds leave tiles, no more than there are clusters to share them."""
@@ -195,26 +182,18 @@ class _Loop:
         pl.when(warpgroup == compute_warpgroups)(memory)
         pl.when(warpgroup < compute_warpgroups)(compute)
 
-    def _over_tiles(self, body: Callable[[_Tile, Any], Any], carry: Any, turn: Any = None) -> Any:
-        """``carry = body(tile, carry)`` for each of this block's tiles, one if k is split; of one
-        turn only, if it is given."""
+    def _over_tiles(self, body: Callable[[_Tile, Any], Any], carry: Any) -> Any:
+        """``carry = body(tile, carry)`` for each of this block's tiles, one if k is split."""
         config = self.config
         block, blocks = lax.axis_index("blocks"), jnp.int32(jax.lax.axis_size("blocks"))
         if config.last_parts > 1:
             return self._over_shared_tiles(body, carry)
         count = lax.div(self.tiles - 1 - block, blocks) + 1
-        if turn is not None:
-            count = lax.div(count + (self.turns - 1) - turn, self.turns)
         first, steps = self._range()
 
         def one(step: Any, carry: Any) -> Any:
-            if turn is not None:
-                step = step * self.turns + turn
             m, n = self._place(block + step * blocks)
-            tile = _Tile(m, n, first, steps)
-            if self.turns > 1:
-                tile = dataclasses.replace(tile, turn=lax.rem(step, jnp.int32(self.turns)))
-            return body(tile, carry)
+            return body(_Tile(m, n, first, steps), carry)
 
         return lax.fori_loop(0, count, one, carry)
 
@@ -256,13 +235,6 @@ class _Loop:
         following = stage + 1
         return lax.select(following == self.config.stages, jnp.int32(0), following)
 
-    def _after(self, stage: Any, steps: int) -> Any:
-        """The stage that comes so many steps later."""
-        following = stage + steps % self.config.stages
-        return lax.select(
-            following >= self.config.stages, following - self.config.stages, following
-        )
-
     # The producer warpgroup -----------------------------------------------------------------------
 
     def _fetch(
@@ -289,19 +261,18 @@ class _Loop:
 
                 first = (place.first + index) * config.tile_k
                 depth = pl.ds(first, config.tile_k)
-                filled_by = full.at[self._full(place.turn, stage)]
                 window = w.at[columns, depth] if problem.transposed else w.at[depth, columns]
-                plgpu.copy_gmem_to_smem(window, w_smem.at[stage], filled_by)
+                plgpu.copy_gmem_to_smem(window, w_smem.at[stage], full.at[stage])
                 plgpu.copy_gmem_to_smem(
                     a.at[rows, depth],
                     a_smem.at[stage],
-                    filled_by,
+                    full.at[stage],
                     collective_axes="side" if config.cluster > 1 else None,
                 )
                 if problem.group:
                     groups = pl.ds(lax.div(first, problem.group), self.scale_rows)
                     plgpu.copy_gmem_to_smem(
-                        scales[0].at[groups, columns], scale_smem.at[stage], filled_by
+                        scales[0].at[groups, columns], scale_smem.at[stage], full.at[stage]
                     )
                 return self._next(stage), filled + 1
 
@@ -322,8 +293,8 @@ class _Loop:
         empty: Any,
     ) -> None:
         config, problem = self.config, self.problem
-        part, own = config.warpgroup_n, config.alternate  # Each has tiles of its own.
-        column = jnp.int32(0) if own else warpgroup * part
+        part = config.warpgroup_n
+        column = warpgroup * part
         rows = pl.ds(column, part)
 
         def loaded(stage: Any) -> Any:
@@ -355,7 +326,7 @@ class _Loop:
 
         def tile(place: _Tile, stage: Any) -> Any:
             def scope(acc: Any) -> Any:
-                plgpu.barrier_wait(full.at[self._full(warpgroup, stage)])
+                plgpu.barrier_wait(full.at[stage])
                 weights = loaded(stage)
                 for piece in range(config.pieces):
                     multiply(acc, weights, stage, piece, accumulate=piece > 0)
@@ -364,7 +335,7 @@ class _Loop:
 
                 def step(_: Any, previous: Any) -> Any:
                     current = self._next(previous)
-                    plgpu.barrier_wait(full.at[self._full(warpgroup, current)])
+                    plgpu.barrier_wait(full.at[current])
                     weights = loaded(current)
                     for piece in range(config.pieces):
                         multiply(acc, weights, current, piece, accumulate=True)
@@ -377,16 +348,12 @@ class _Loop:
                 sums = acc[...]
                 plgpu.barrier_arrive(empty.at[last])
                 finish(sums, place, column)
-                return self._after(last, (self.turns - 1) * self.k_steps + 1)
+                return self._next(last)
 
             shape = (part, config.tile_m)
             return pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
 
-        if own:
-            first = lax.rem(warpgroup * self.k_steps, jnp.int32(config.stages))
-            self._over_tiles(tile, first, turn=warpgroup)
-        else:
-            self._over_tiles(tile, jnp.int32(0))
+        self._over_tiles(tile, jnp.int32(0))
 
     def _finish(
         self,
