@@ -24,8 +24,12 @@ from pallasite_hopper.ops import (
 )
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.ragged import kernel, transposed_kernel
-from pallasite_hopper.ops.ragged.choice import Groups, ordered_configs, work_of
-from pallasite_hopper.ops.ragged.config import transposed_config
+from pallasite_hopper.ops.ragged.choice import (
+    Groups,
+    chosen_transposed_config,
+    ordered_configs,
+    work_of,
+)
 from pallasite_hopper.ops.ragged.transposed_tiles import widths_of
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -371,14 +375,21 @@ def test_no_spills_and_no_serialization(function, shapes):
     assert assembly.spill_store_bytes == 0
 
 
-def test_default_of_the_transposed():
-    """Warpgroups take turns where tiles of 192 columns hardly reach beyond the end."""
-    for (rows, columns), alternate in (((4096, 4096), True), ((2048, 256), False)):
-        for out_size in (2, 4):
-            config = transposed_config(rows, columns, out_size)
-            assert config.alternate == alternate and config.stages >= 4
-            assert config.shared_bytes(out_size) <= 227 * 1024
-    assert transposed_config(64, 4096, 2).tile_m == 64
+@pytest.mark.parametrize(
+    ("rows", "columns", "mean", "count", "tile_n", "alternate"),
+    [
+        (4096, 4096, 1024, 8, 192, True),
+        (1024, 1024, 512, 8, 128, True),
+        (2048, 5632, 4096, 4, 256, False),
+        (64, 4096, 1024, 8, 256, False),
+    ],
+)
+def test_default_of_the_transposed(rows, columns, mean, count, tile_n, alternate):
+    """Warpgroups take turns where groups have few steps."""
+    for out_size in (2, 4):
+        config = chosen_transposed_config(rows, columns, mean, count, out_size)
+        assert out_size > 2 or (config.tile_n, config.alternate) == (tile_n, alternate)
+        assert config.stages >= 4 and config.shared_bytes(out_size) <= 227 * 1024
 
 
 def test_configurations_fit_in_shared_memory():

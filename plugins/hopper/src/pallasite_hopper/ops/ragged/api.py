@@ -12,8 +12,13 @@ import numpy as np
 
 import pallasite
 from pallasite_hopper.ops.ragged import kernel, transposed_kernel, transposed_tiles
-from pallasite_hopper.ops.ragged.choice import Groups, best_configs, chosen_config
-from pallasite_hopper.ops.ragged.config import RaggedConfig, ragged_configs, transposed_config
+from pallasite_hopper.ops.ragged.choice import (
+    Groups,
+    best_configs,
+    chosen_config,
+    chosen_transposed_config,
+)
+from pallasite_hopper.ops.ragged.config import RaggedConfig, ragged_configs
 from pallasite_std.api import (
     aligned,
     differentiable_ragged,
@@ -160,7 +165,10 @@ def _transposed_product(a: Any, b: Any, sizes: Any, out_dtype: Any, config: Any)
         run = functools.partial(_run_transposed, out_dtype)
         extents = a.shape[1], b.shape[1], out_dtype.itemsize
 
-        default, operands = transposed_config(*extents), (a, b, sizes)
+        count, operands = sizes.shape[0], (a, b, sizes)
+        mean = -(-a.shape[0] // max(1, count))
+        rows, columns, size = extents
+        default = chosen_transposed_config(rows, columns, mean, count, size)
 
         def candidates() -> list[RaggedConfig]:
             return list(dict.fromkeys([default, *ragged_configs(*extents)]))

@@ -60,6 +60,12 @@ narrow (8192x4096x4096 in 8 groups: 373 and 389 µs), nor if reading the matrice
 the time (2987x8192x8192 in 16: 609 and 730)."""
 _IN_ORDER = 0.03
 """What narrow tiles in the order of all tiles have to gain, which were timed with equal sizes."""
+_TURNS = ((256, False), (192, True), (128, True))
+"""Columns of tiles of 128 rows, and whether warpgroups take turns: groups have few steps, so that
+writing takes a tenth of the time. 384 rather than 394 µs with 192 columns by turns for 8192 rows in
+8 groups and results of 4096 x 4096, 246 rather than 263 for 4096 in 16 and 2048 x 7168; with 128,
+22.6 rather than 25.4 for 4096 in 8 and 1024 x 1024; but 500.6 and 495.9 for 16384 in 4 and 2048 x
+5632 (an H200, 2026-11)."""
 _ROUNDS = (8, 16)
 """Rounds of tiles whose difference is the time of a round."""
 
@@ -103,6 +109,37 @@ def best_configs(groups: Groups) -> list[RaggedConfig]:
         else:
             kinds.setdefault((tiles.tile_m, tiles.warpgroups, tiles.split, tiles.alternate), config)
     return list(kinds.values())
+
+
+@functools.lru_cache(maxsize=1024)
+def chosen_transposed_config(
+    rows: int, columns: int, mean: int, count: int, out_size: int, chip: str | None = None
+) -> RaggedConfig:
+    """The configuration of ``transposed_ragged_matmul`` that is used without tuning.
+
+    It is the best of the tiles of ``_TURNS`` by the estimate of as many GEMMs, with as many steps
+    as groups have in the mean: the fastest for four shapes of five that were timed (an H200,
+    2026-11); for groups of 31 rows it takes 125 µs, and 128 x 128 by turns 114.
+
+    Args:
+      rows, columns: of a group's result.
+      mean: rows of a group that are summed over.
+      count: of groups.
+      out_size: bytes of an element of the result.
+      chip: by default that of the device.
+    """
+    usual = default_config(rows, columns, out_size)
+    if (usual.tile_m, usual.tile_n) != (128, 256):
+        return usual
+    sizes = Sizes(rows, columns, max(1, mean), 2, out_size, transpose_a=True, batch=count)
+    where = chip or this_chip()
+    found = [
+        RaggedConfig(tile_n=tile_n, split="n", alternate=alternate, epilogue_buffers=1).filled(
+            out_size
+        )
+        for tile_n, alternate in _TURNS
+    ]
+    return min(found, key=lambda config: estimated(as_gemm(config), sizes, where))
 
 
 def ordered_configs(groups: Groups, chip: str) -> list[RaggedConfig]:
@@ -296,6 +333,7 @@ def as_gemm(config: RaggedConfig) -> MatmulConfig:
         tile_k=config.tile_k,
         stages=config.stages,
         split=config.split,
+        alternate=config.alternate,
         group=config.band,
         cluster=config.cluster,
         cluster_along="n",

@@ -21,10 +21,6 @@ x 4096 (an H200), never more than with 8."""
 _SIZE = 2
 """Bytes of an element of the operands."""
 
-_TURNS_COLUMNS, _MOST_BEYOND = 192, 0.05
-"""Columns of tiles of the transposed product where warpgroups take turns, and the share of the
-columns more that these may reach beyond the end than others."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RaggedConfig:
@@ -162,28 +158,6 @@ def default_config(rows: int, columns: int, out_size: int) -> RaggedConfig:
     tiles = -(-rows // config.tile_m)
     if tiles >= _WIDE_BAND:  # Blocks that work at the same time read less.
         config = dataclasses.replace(config, band=_WIDE_BAND)
-    return config.filled(out_size)
-
-
-def transposed_config(rows: int, columns: int, out_size: int) -> RaggedConfig:
-    """The configuration of the transposed product that is used without tuning: warpgroups take
-    turns, unless their narrower tiles reach too far beyond the columns.
-
-    Groups have few steps, so that writing takes a tenth of the time (an H200, 2026-11): 384 rather
-    than 394 µs for 8192 rows in 8 groups and results of 4096 x 4096, 246 rather than 263 for 4096
-    in 16 and 2048 x 7168. Where they share a tile, halves of its columns take 389 and 253.
-
-    Args:
-      rows, columns: of a group's result.
-      out_size: bytes of an element of the result.
-    """
-    usual = default_config(rows, columns, out_size)
-    if (usual.tile_m, usual.tile_n) != (128, 256):
-        return usual
-    narrow, wide = (-(-columns // width) * width for width in (_TURNS_COLUMNS, usual.tile_n))
-    turns = narrow <= wide * (1 + _MOST_BEYOND)
-    tile_n = _TURNS_COLUMNS if turns else usual.tile_n
-    config = RaggedConfig(tile_m=128, tile_n=tile_n, split="n", alternate=turns, epilogue_buffers=1)
     return config.filled(out_size)
 
 
