@@ -11,7 +11,7 @@ import pytest
 import pallasite
 from pallasite_hopper.ops import matmul
 from pallasite_hopper.ops.dense.cost import Sizes
-from pallasite_hopper.ops.dense.outer import MOST_PRODUCTS, OuterConfig, outer_config
+from pallasite_hopper.ops.dense.outer import MOST_PRODUCTS, outer_config
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F16 = np.dtype(np.float16)
@@ -54,12 +54,26 @@ def test_several():
 
 
 @pytest.mark.parametrize(
-    ("n", "columns"), [(5120, 1024), (4544, 568), (768, 768), (32064, None), (64, None)]
+    ("m", "n", "k", "columns"),
+    [
+        (64, 5120, 4, 512),
+        (64, 5120, 8, 512),
+        (4096, 5120, 8, 1024),
+        (64, 18944, 4, 512),
+        (64, 4544, 4, 568),
+        (64, 768, 4, 384),
+        (64, 1000, 4, 1000),
+        (64, 32064, 4, None),
+        (64, 64, 4, None),
+    ],
 )
-def test_columns_of_blocks(n, columns):
+def test_columns_of_blocks(m, n, k, columns):
     """Equal parts of a row, a vector of which is a lane's; none where these would be too narrow."""
-    found = outer_config(Sizes(64, n, 4, 2, 2, True, False))
-    assert found == (None if columns is None else OuterConfig(columns=columns))
+    found = outer_config(Sizes(m, n, k, 2, 2, True, False))
+    assert (found and found.columns) == columns
+    for extent in (24, 16):
+        times = outer_config(Sizes(extent, 5120, 4, 2, 2, True, False)).times
+        assert extent % (4 * times) == 0
 
 
 @pytest.mark.parametrize(
