@@ -530,11 +530,25 @@ def test_float32_by_xla(monkeypatch, transpose_a):
         pallasite.compile_all(several, a, b, target="sm_90a")
 
 
+@pytest.mark.runs_kernels
+def test_few_rows_of_integers_by_xla(monkeypatch):
+    """With a matrix that our kernel would have to transpose before."""
+    monkeypatch.setattr(run, "turned_left_to_xla", lambda *_, **turned: turned["turned_b"])
+    a, b = random_matrix(1, (20, 40), np.int8), random_matrix(2, (40, 24), np.int8)
+    function = jax.jit(lambda a, b: matmul(a, b, column_scale=jnp.arange(24.0)))
+    assert "pallas" not in str(jax.make_jaxpr(function)(a, b))
+    expected = a.astype(np.int32) @ b.astype(np.int32) * np.arange(24)
+    np.testing.assert_array_equal(function(a, b), expected)
+
+
 @pytest.mark.parametrize("order", [*itertools.product((False, True), repeat=2)])
 def test_large_results_of_short_products(order):
-    """What takes time is to write the result: tiles are visited along its rows."""
+    """What takes time is to write the result: tiles are visited along its rows, and warpgroups take
+    turns where there is something to multiply."""
     config = default_config(Sizes(4096, 32768, 24, 2, 2, *order))
-    assert (config.swap, config.tile_m, config.grid_minor) == (True, 256, "n")
+    assert (config.swap, config.tile_m, config.grid_minor) == (True, 256, "m")
+    longer = default_config(Sizes(4096, 32768, 200, 2, 2, *order))
+    assert (longer.swap, longer.alternate, longer.grid_minor) == (True, True, "m")
     options = {"transpose_a": order[0], "transpose_b": order[1], "config": config}
     assert relative_error(*product(392, 776, 24, **options)) < 4e-3
     small = default_config(Sizes(512, 1024, 24, 2, 2, *order))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pallasite_hopper.ops import matmul_configs
-from pallasite_hopper.ops.dense.choice import default_config
-from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
+from pallasite_hopper.ops.dense.choice import batched_config, default_config
+from pallasite_hopper.ops.dense.cost import H200_CHOICE, Sizes, nanoseconds
 from pallasite_hopper.ops.dense.turned import left_to_xla as turned_left_to_xla
 from pallasite_hopper.ops.dense.unaligned import left_to_xla, without_copies
 
@@ -36,6 +36,30 @@ def test_float32_whose_copies_take_longest(order):
     assert turned_left_to_xla(few, **turned) == turned["turned_b"]
     assert not turned_left_to_xla(many, **turned)
     assert not turned_left_to_xla(Sizes(64, 64, 64, 4, 4, False, True), **turned)
+
+
+def test_few_rows_of_integers():
+    """XLA takes less time for them than a copy of the matrix, but not for one row, nor for many."""
+    turned = {"turned_a": False, "turned_b": True}
+    left = {m: turned_left_to_xla(Sizes(m, 8192, 8192, 1, 4, False, True), **turned)
+            for m in (1, 4, 64, 1000)}  # fmt: skip
+    assert left == {1: False, 4: True, 64: True, 1000: False}
+    sizes = Sizes(4, 8192, 8192, 1, 4, False, True)
+    assert not turned_left_to_xla(sizes, turned_a=True, turned_b=True)
+
+
+def test_rows_between_lines():
+    """Each row of a tile is parts of two lines of the cache then: tiles that read less are chosen,
+    and what is written takes longer."""
+    aligned, between = (
+        batched_config(Sizes(512, n, k, 2, 2, batch=31)) for n, k in ((768, 2048), (744, 2016))
+    )
+    assert aligned.tile_m * aligned.tile_n == 128 * 256
+    assert between.tile_m * between.tile_n > 128 * 256
+    written = [Sizes(800, n, 80, 2, 2, batch=175) for n in (2304, 2264)]
+    assert batched_config(written[0]).group == 4
+    times = [nanoseconds(batched_config(written[1]), one, H200_CHOICE) for one in written]
+    assert times[1] > times[0]
 
 
 def test_last_round_of_tiles():

@@ -17,9 +17,9 @@ from pallasite_hopper.ops.dense.kernel import Item, MatmulLoop, build
 from pallasite_hopper.ops.dense.run import (
     MULTIPROCESSORS,
     by_xla,
-    in_tf32_by_xla,
     problem_sizes,
     run,
+    turned_by_xla,
     useful,
 )
 from pallasite_std.api import Epilogue, MatmulCall, MatmulProblem, mapped_product, padded_columns
@@ -38,7 +38,7 @@ def run_many(
     """
     problem = call.problem
     a, b, *extras = operands
-    if call.config is None and in_tf32_by_xla(problem, count):
+    if call.config is None and turned_by_xla(problem, count):
         return mapped_product(by_xla, call, count, stacked, tuple(operands))
     if problem.size != 2:  # The tensor cores read such elements along k only.
         a = jnp.swapaxes(a, -1, -2) if problem.transpose_a else a

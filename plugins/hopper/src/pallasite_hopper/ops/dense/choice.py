@@ -104,9 +104,11 @@ _LEAST_GAIN = 0.05
 """What a second kernel has to gain by the estimate."""
 _MOST_ROUNDS, _MOST_LEFT = 12, 0.7
 """Rounds of tiles, and share of the last one, for which it may."""
-_MOST_WRITTEN, _LARGE_RESULT, _SHORT = 2, 3, 128
+_MOST_WRITTEN, _LARGE_RESULT, _SHORTEST, _SHORT = 2, 3, 128, 256
 """Times as many bytes as of the operands, and as the L2 cache has, that a result has to have to be
-what takes time, and elements along k at most."""
+what takes time, and elements along k at most, for either kind of tiles."""
+_LINE = 128
+"""Bytes of a line of the L2 cache."""
 _LISTED, _FURTHER = 24, 6
 """So many are tried when tuning, besides other orders of tiles for the first, and so many of those
 that the estimate has not been fitted to."""
@@ -139,17 +141,20 @@ def default_config(sizes: Sizes, chip: str | None = None) -> MatmulConfig:
 def _large_result_config(sizes: Sizes) -> MatmulConfig | None:
     """The configuration of products that take as long as memory takes to write a result much larger
     than the L2 cache: tiles of the transposed GEMM, each of whose warpgroups writes 128 columns of
-    the result at a time (2026-11, an H200: 12 % less than tiles of 128 x 256 for 2048x152064x2,
-    where warpgroups write 64 at a time, 6 % for 28672x11008x3, 5 % for 11008x7168x23; the same for
-    84 to 119 megabytes; four tiles of rows before those of other columns)."""
+    the result at a time, so four tiles write rows of 512 or 1024 columns together (2026-11, an
+    H200: 269 µs for 8192x57344x126, 302 with four tiles of rows together, 332 with tiles of 128 x
+    256 of which 64 columns are written at a time). Where multiplying takes longer warpgroups take
+    turns (311 rather than 339 for 12000x32768x256, 269 rather than 313 for 8192x50432x192)."""
     written = sizes.m * sizes.n * sizes.out_size * sizes.batch
     moved = (sizes.m + sizes.n) * sizes.k * sizes.size * sizes.batch
     large = written > max(_MOST_WRITTEN * moved, _LARGE_RESULT * H200.cache)
+    large &= sizes.n * sizes.out_size % _LINE == 0
     if sizes.size != 2 or not large or sizes.k > _SHORT or min(sizes.m, sizes.n) < 256:
         return None
-    config = MatmulConfig(
-        swap=True, tile_m=256, tile_n=128, stages=2, split="m", group=4, grid_minor="n"
-    )
+    tiles = {"tile_m": 256, "tile_n": 128, "split": "m"}
+    if sizes.k > _SHORTEST:
+        tiles = {"tile_m": 128, "tile_n": 192, "alternate": True}
+    config = MatmulConfig(swap=True, stages=2, group=4, grid_minor="m", **tiles)
     config = with_most_stages(config, sizes.size, sizes.out_size)
     return config if config.fits(sizes.size, sizes.out_size) else None
 

@@ -51,7 +51,7 @@ WINNERS = pathlib.Path(__file__).with_name("winners.json")
 def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array]) -> jax.Array:
     """The matmul; ``extras`` are the operands of the epilogue."""
     problem = call.problem
-    if call.config is None and in_tf32_by_xla(problem):
+    if call.config is None and turned_by_xla(problem):
         return _by_xla(problem, call.epilogue, a, b, extras)
     if problem.size != 2:
         # The tensor cores read such elements along k only.
@@ -88,13 +88,16 @@ def _outer(problem: MatmulProblem, epilogue: Epilogue) -> Callable[..., jax.Arra
     return None if config is None else _outer_kernel(problem, config)
 
 
-def in_tf32_by_xla(problem: MatmulProblem, count: int = 1) -> bool:
+def turned_by_xla(problem: MatmulProblem, count: int = 1) -> bool:
     """Whether operands, of so many products, would have to be copied to the other order, which XLA
     need not."""
+    kinds = {np.dtype(problem.dtype_a).kind, np.dtype(problem.dtype_b).kind}
+    if problem.size == 2 or (problem.size == 1 and kinds - {"i", "u"}):
+        return False
     along_k = dataclasses.replace(problem, transpose_a=False, transpose_b=True)
     sizes = dataclasses.replace(problem_sizes(along_k), batch=count)
     turned = {"turned_a": problem.transpose_a, "turned_b": not problem.transpose_b}
-    return problem.size == 4 and turned_left_to_xla(sizes, **turned)
+    return turned_left_to_xla(sizes, **turned)
 
 
 def _left_to_xla(problem: MatmulProblem, epilogue: Epilogue) -> bool:

@@ -1,7 +1,8 @@
 """Operands that the tensor cores read along k only, and that are given the other way round.
 
 They are copied to the other order first, which takes longer than the product itself where it has
-few rows. XLA's products in tf32 take them as they are.
+few rows. XLA's products in tf32, and of a few rows with a matrix of integers, take them as they
+are; those of 8-bit floats convert them first, which takes longer than our copies.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ _OVERLAP = 1.5
 """Exponent of the norm that joins the times of calculating and of moving. All of these: measured on
 an H200 (2026-11, jax 0.11.2) with 11 shapes of 1 to 13,321 rows."""
 
-_LEAST_GAIN, _LEAST_GAINED = 0.1, 4000.0
-"""What XLA has to gain, as a share of its time and in nanoseconds."""
+_LEAST_GAIN, _LEAST_GAINED = 0.1, {4: 4000.0, 1: 1000.0}
+"""What XLA has to gain, as a share of its time and in nanoseconds, by the bytes of an element. The
+same rates are near the times of int8 (2026-11, an H200: 50.0 µs for 4x7168x18432, 39.4 for
+64x8192x8192, 61.1 for 256x8192x4096)."""
 
 
 def left_to_xla(sizes: Sizes, *, turned_a: bool, turned_b: bool) -> bool:
-    """Whether XLA takes less time for a product in tf32 than our kernel and the copies before it.
+    """Whether XLA takes less time for a product in tf32, or of integers of 8 bits, than our kernel
+    and the copies before it.
 
     Args:
       sizes: of the product, with operands along k.
@@ -34,13 +38,16 @@ def left_to_xla(sizes: Sizes, *, turned_a: bool, turned_b: bool) -> bool:
     """
     if not (turned_a or turned_b) or 0 in (sizes.m, sizes.n, sizes.k):
         return False
+    if sizes.size == 1 and (turned_a or sizes.m == 1):  # XLA has slower kernels for these.
+        return False
     config = batched_config(sizes) if sizes.batch > 1 else default_config(sizes)
     if config is None:
         return False
     time = nanoseconds(config, sizes)
     for turned, extent in ((turned_a, sizes.m), (turned_b, sizes.n)):
         time += turned * (_COPY + 2 * sizes.batch * extent * sizes.k * sizes.size / _COPIED)
-    return (1 + _LEAST_GAIN) * _nanoseconds_by_xla(sizes) + _LEAST_GAINED < time
+    least = _LEAST_GAINED[sizes.size]
+    return (1 + _LEAST_GAIN) * _nanoseconds_by_xla(sizes) + least < time
 
 
 def _nanoseconds_by_xla(sizes: Sizes) -> float:
