@@ -151,7 +151,7 @@ def _large_result_config(sizes: Sizes) -> MatmulConfig | None:
     large &= sizes.n * sizes.out_size % _LINE == 0
     if sizes.size != 2 or not large or sizes.k > _SHORT or min(sizes.m, sizes.n) < 256:
         return None
-    tiles = {"tile_m": 256, "tile_n": 128, "split": "m"}
+    tiles: dict[str, Any] = {"tile_m": 256, "tile_n": 128, "split": "m"}
     if sizes.k > _SHORTEST:
         tiles = {"tile_m": 128, "tile_n": 192, "alternate": True}
     config = MatmulConfig(swap=True, stages=2, group=4, grid_minor="m", **tiles)
