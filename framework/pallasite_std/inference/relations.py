@@ -20,7 +20,6 @@ from pallasite.plugin.layouts import (
     conversion,
     default_strided,
     padded,
-    reduction_plan,
 )
 from pallasite_std.inference.costs import SYNCHRONIZATION, movement_cost, ordering_cost
 from pallasite_std.memory.access import MAXIMUM_BYTES
@@ -299,7 +298,7 @@ def reduction(
     kept = [d for d in range(len(shape)) if d not in axes]
 
     def after(layout: Layout) -> Layout | None:
-        return tried(lambda: reduction_plan(layout, axes).layout)
+        return tried(lambda: layout.reduce(axes))
 
     def pairs(operand: Layout | None, result: Layout | None) -> Iterator[Pair]:
         if isinstance(operand, RegisterLayout):
