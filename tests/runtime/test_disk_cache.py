@@ -75,6 +75,27 @@ def test_least_recently_used_entries_go_first(tmp_path):
     assert sum(path.stat().st_size for path in cache.files()) <= 10_000
 
 
+def test_the_size_of_many_entries_is_told_by_one_folder(tmp_path, monkeypatch):
+    """A process that writes one asks for those of others only where there may be too many."""
+    keys = [f"{n % 256:02x}{n:062x}" for n in range(256 * 64)]
+    first = SealedStore(tmp_path, KERNELS)
+    first.put(keys[0], bytes(100))
+    content = first.path(keys[0]).read_bytes()
+    for one in keys:
+        path = first.path(one)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    size = len(keys) * len(content)
+    roomy = SealedStore(tmp_path, KERNELS, max_bytes=2 * size)
+    with monkeypatch.context() as patched:
+        patched.setattr(SealedStore, "_statuses", lambda *_: pytest.fail("asks for all"))
+        for number in range(3):
+            roomy.put(key(number), bytes(100))
+    tight = SealedStore(tmp_path, KERNELS, max_bytes=size // 2)
+    tight.put(key(3), bytes(100))
+    assert tight.usage().bytes <= size // 2 and tight.get(key(3)) is not None
+
+
 def test_stale_temporary_files_are_removed(tmp_path):
     cache = SealedStore(tmp_path, KERNELS)
     cache.put(key(1), b"x")

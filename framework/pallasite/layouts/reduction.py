@@ -70,10 +70,6 @@ def _groups(kept: Sequence[Digit], gone: Sequence[Digit]) -> tuple[tuple[int, ..
     return tuple(tuple(k + g for g in inner) for k in numbers(kept))
 
 
-def _power_of_two(number: int) -> bool:
-    return number & (number - 1) == 0
-
-
 def _lane_steps(
     lanes: Sequence[Digit], gone: Sequence[Digit]
 ) -> tuple[tuple[int, ...], tuple[LaneRotation, ...]]:
@@ -81,7 +77,7 @@ def _lane_steps(
     rotations: list[LaneRotation] = []
     top = max((d.stride * d.size for d in lanes), default=1)
     for digit in gone:
-        if _power_of_two(digit.size) and _power_of_two(digit.stride):
+        if (digit.size & (digit.size - 1)) == (digit.stride & (digit.stride - 1)) == 0:
             masks += [digit.stride << bit for bit in range(digit.size.bit_length() - 1)]
         else:
             rotations.append(LaneRotation(digit.size, digit.stride, top))
@@ -110,9 +106,6 @@ def reduction_plan(layout: rg.Layout, axes: Sequence[int]) -> ReductionPlan:
     def of(digits: Sequence[Digit], owner: Owner) -> list[Digit]:
         return [d for d in digits if d.owner is owner]
 
-    def by_stride(digits: Sequence[Digit]) -> list[Digit]:
-        return sorted(digits, key=lambda d: -d.stride)
-
     lane_digits = of(layout.digits, Owner.LANE)
     masks, rotations = _lane_steps(lane_digits, of(gone, Owner.LANE))
     warps = of(gone, Owner.WARP)
@@ -123,11 +116,12 @@ def reduction_plan(layout: rg.Layout, axes: Sequence[int]) -> ReductionPlan:
         for w in range(WARPS)
     )
     kept_lanes = of(kept, Owner.LANE)
+    vectors = sorted(of(kept, Owner.VECTOR), key=lambda d: -d.stride)
     primary = [i for i in range(LANES) if sum(d.value(i) * d.stride for d in kept_lanes) == i]
     return ReductionPlan(
         layout=result,
         register_groups=_groups(of(kept, Owner.REGISTER), of(gone, Owner.REGISTER)),
-        vector_groups=_groups(by_stride(of(kept, Owner.VECTOR)), of(gone, Owner.VECTOR)),
+        vector_groups=_groups(vectors, of(gone, Owner.VECTOR)),
         lane_masks=masks,
         lane_rotations=rotations,
         warp_digits=tuple(warps),

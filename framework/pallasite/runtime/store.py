@@ -37,6 +37,7 @@ _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 _STALE_SECONDS = 3600
 _LOCK_SECONDS = 5.0
 _MAX_FILE_BYTES = 2**28
+_FOLDERS, _ENOUGH = 256, 64
 _KEEP = 0.8
 """What part of the bound is left after an eviction."""
 
@@ -198,7 +199,7 @@ class SealedStore(Store):
         try:
             self._make_folder(path.parent)
             files.write(path, data, mode=_PRIVATE_FILE)
-            self._grow(len(data))
+            self._grow(path.parent, len(data))
         except OSError as error:
             self._cannot("write", error)
 
@@ -236,11 +237,17 @@ class SealedStore(Store):
         self._evict(0)
         self._size = None
 
-    def _grow(self, size: int) -> None:
-        if self._size is not None:
-            self._size += size
+    def _grow(self, folder: pathlib.Path, size: int) -> None:
+        self._size = self._estimate(folder) if self._size is None else self._size + size
         if self._size is None or (self.max_bytes is not None and self._size > self.max_bytes):
             self._size = self._evict(self.max_bytes)
+
+    def _estimate(self, folder: pathlib.Path) -> int | None:
+        """The size of all entries by those of one folder, as keys are hashes; None of too few."""
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            sizes = [one.stat().st_size for one in entries]
+            return _FOLDERS * sum(sizes) if len(sizes) >= _ENOUGH else None
+        return None
 
     def _evict(self, max_bytes: int | None) -> int:
         """Removes the entries used longest ago if all are larger than ``max_bytes``; returns the
