@@ -15,6 +15,7 @@ import pallasite
 from pallasite import config
 from pallasite.errors import InvalidTypeError, InvalidValueError
 from pallasite_multigpu import ops
+from pallasite_multigpu.ops import fused_choice
 
 
 def _all_to_all(x, axis_name):
@@ -69,8 +70,9 @@ def test_gradients_are_those_of_jax(count, shape, dtype, ours, theirs):
 @pytest.mark.parametrize(
     ("count", "m", "n", "k", "fused"), [(2, 128, 256, 64, True), (3, 10, 24, 12, False)]
 )
-def test_gradients_of_a_gathered_product(count, m, n, k, fused):
+def test_gradients_of_a_gathered_product(count, m, n, k, fused, monkeypatch):
     """Of whole tiles, which one kernel gathers and multiplies, and of others."""
+    monkeypatch.setattr(fused_choice, "APART", 10**9 if fused else 0)
     x, y = numbers((count, m, k), jnp.bfloat16), numbers((count, k, n), jnp.bfloat16, 1)
     d_out = numbers((count, count * m, n), jnp.bfloat16, 2)
     with pallasite.target("sm_90a"):
@@ -97,7 +99,8 @@ def test_gradients_of_a_scattered_product():
 
 
 @pytest.mark.parametrize(("count", "m", "n", "k"), [(2, 128, 512, 128), (3, 256, 256, 64)])
-def test_a_product_while_its_operand_is_gathered(count, m, n, k):
+def test_a_product_while_its_operand_is_gathered(count, m, n, k, monkeypatch):
+    monkeypatch.setattr(fused_choice, "APART", 10**9)
     x, y = numbers((count, m, k), jnp.bfloat16), numbers((count, k, n), jnp.bfloat16, 1)
     mesh, spec = mesh_of(x=count), PartitionSpec("x")
 

@@ -15,14 +15,15 @@ import pallasite
 from pallasite import config
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_multigpu import ops
-from pallasite_multigpu.ops.scattered_product import scattered_product
+from pallasite_multigpu.ops import fused_choice, gathered_product, scattered_product
 
 
 @pytest.mark.parametrize(
     ("count", "m", "n", "k", "out"),
     [(2, 256, 256, 128, jnp.float32), (3, 384, 256, 64, jnp.bfloat16)],
 )
-def test_a_product_whose_tiles_are_sent(count, m, n, k, out):
+def test_a_product_whose_tiles_are_sent(count, m, n, k, out, monkeypatch):
+    monkeypatch.setattr(fused_choice, "APART", 10**9)
     x, y = numbers((count, m, k), jnp.bfloat16), numbers((count, k, n), jnp.bfloat16, 1)
     d_out = numbers((count, m // count, n), jnp.bfloat16, 2)
     mesh, spec = mesh_of(x=count), PartitionSpec("x")
@@ -59,7 +60,9 @@ def test_blocks_that_send_several_tiles_and_sum_up_several(n, tile_n):
     chosen = MatmulConfig(tile_n=tile_n, stages=2, group=3, epilogue_n=32, grid_minor="n")
 
     def one(a, b):
-        return scattered_product(a[0], b[0], "x", count, jnp.float32, 3, chosen)[None]
+        return scattered_product.scattered_product(a[0], b[0], "x", count, jnp.float32, 3, chosen)[
+            None
+        ]
 
     call = jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     with pallasite.target("sm_90a"), config.scoped(sanitize=True):
@@ -98,3 +101,25 @@ def test_configurations_of_products(chosen, fused):
         np.testing.assert_allclose(gathered[device], whole @ right[device], 1e-5, 1e-4)
     total = sum(wide[device] @ right[device] for device in range(2))
     np.testing.assert_allclose(scattered.reshape(256, 256), total, 1e-5, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "gathered", "scattered"),
+    [
+        (1024, 4096, 4096, (128, 256), (128, 256)),
+        (512, 4096, 4096, (128, 128), (128, 128)),
+        (128, 4096, 4096, None, None),
+        (256, 1024, 4096, None, None),
+        (1000, 4096, 4096, None, None),
+    ],
+)
+def test_one_kernel_or_two(m, n, k, gathered, scattered):
+    """Few tiles do not occupy the GPU; two kernels share k among blocks, or take few rows."""
+
+    def tile(config):
+        return config and (config.tile_m, config.tile_n)
+
+    types = jnp.bfloat16, jnp.bfloat16
+    with pallasite.target("sm_90a"):
+        assert tile(gathered_product.default(m, n, k, *types, 2)) == gathered
+        assert tile(scattered_product.default(2 * m, n, k, *types, 2)) == scattered

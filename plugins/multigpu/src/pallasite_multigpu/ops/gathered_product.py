@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.kernel import Item, MatmulLoop
+from pallasite_multigpu.ops import fused_choice
 from pallasite_multigpu.ops.tiles import tiles_of
 from pallasite_multigpu.rules.fences import acquire_for_copies
 from pallasite_std.api import Epilogue, MatmulProblem
@@ -178,11 +179,8 @@ def problem_of(m: int, a: jax.Array, b: jax.Array, out_dtype: Any) -> MatmulProb
     )
 
 
-def fits(
-    m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int, config: Any = None
-) -> bool:
+def fits(m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int, config: Any) -> bool:
     """Whether the kernel can multiply (m, k) on each of ``count`` devices by (k, n)."""
-    config = config or usual(CONFIG, out_dtype)
     whole = has_whole_tiles(m, n, k, dtype, out_dtype, count, config)
     return whole and config.cluster_along == "m"
 
@@ -198,6 +196,20 @@ def candidates(dtype: Any) -> list[MatmulConfig]:
     ]
 
 
+def default(m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int) -> MatmulConfig | None:
+    """The configuration of the kernel; None where it does not fit, or two kernels are faster."""
+    traffic = (count - 1) * m * k * jnp.dtype(dtype).itemsize
+    found = fused_choice.fastest(
+        fused_choice.exchange_of(count * m, n, k, dtype, out_dtype, traffic),
+        usual(CONFIG, out_dtype),
+        functools.partial(fits, m, n, k, dtype, out_dtype, count),
+    )
+    if found is None:
+        return None
+    # A group is at most the own rows: their tiles come before those that wait.
+    return dataclasses.replace(found, group=min(found.group, m // found.tile_m))
+
+
 def configs(m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int) -> list[MatmulConfig]:
     """Those of the :func:`candidates` that fit."""
     return [one for one in candidates(out_dtype) if fits(m, n, k, dtype, out_dtype, count, one)]
@@ -210,7 +222,7 @@ def gathered_product(
     count: int,
     out_dtype: Any,
     blocks: int,
-    config: Any = None,
+    config: MatmulConfig,
 ) -> tuple[jax.Array, jax.Array]:
     """The product of all devices' rows with this device's columns.
 
@@ -221,7 +233,7 @@ def gathered_product(
       count: devices along it.
       out_dtype: of the result.
       blocks: at most as many as run at the same time.
-      config: of the product, a ``MatmulConfig``; by default :data:`CONFIG`.
+      config: of the product.
 
     Returns:
       (count * m, n), and the rows of the other devices, (count * m, k), in which this device's own
@@ -229,10 +241,6 @@ def gathered_product(
     """
     m, n = a.shape[0], b.shape[1]
     problem = problem_of(count * m, a, b, out_dtype)
-    if config is None:
-        # A group is at most the own rows: their tiles come before those that wait.
-        group = min(CONFIG.group, m // CONFIG.tile_m)
-        config = dataclasses.replace(usual(CONFIG, out_dtype), group=group)
     items = (problem.m // config.tile_m) * (n // config.tile_n)
     blocks = min(blocks, items) // config.cluster * config.cluster
     return _build(problem, config, axis, count, blocks)(a, b)

@@ -57,12 +57,14 @@ def all_gather_matmul(
     dtype = jnp.dtype(out_dtype or lhs.dtype)
     if not (lhs.size and rhs.size):
         return _zeros(lhs.shape[0] * devices_along(axis_name), rhs, dtype)
-    if config is None and _fuses(lhs, rhs, axis_name, dtype, None):
+    if config is None and choice.has_hopper():
         from pallasite_multigpu.ops import gathered_product
 
-        candidates, run = gathered_product.configs, _gathered_product
-        config = _tuned("all_gather_matmul", lhs, rhs, axis_name, dtype, candidates, run)
-    if _fuses(lhs, rhs, axis_name, dtype, config):
+        config = _tuned(
+            *("all_gather_matmul", lhs, rhs, axis_name, dtype),
+            *(gathered_product.default, gathered_product.configs, _gathered_product),
+        )
+    if config is not None and _fuses(lhs, rhs, axis_name, dtype, config):
         return _gathered_product(lhs, rhs, axis_name, dtype, config)
     whole = all_gather(lhs, axis_name=axis_name)
     return _product(whole, rhs, out_dtype, config)
@@ -113,12 +115,14 @@ def matmul_reduce_scatter(
     count = devices_along(axis_name)
     if not (lhs.size and rhs.size) and lhs.shape[0] % count == 0:
         return _zeros(lhs.shape[0] // count, rhs, dtype)
-    if config is None and _scatters(lhs, rhs, axis_name, dtype, None):
+    if config is None and SCATTERS and choice.has_hopper():
         from pallasite_multigpu.ops import scattered_product
 
-        candidates, run = scattered_product.configs, _scattered_product
-        config = _tuned("matmul_reduce_scatter", lhs, rhs, axis_name, dtype, candidates, run)
-    if _scatters(lhs, rhs, axis_name, dtype, config):
+        config = _tuned(
+            *("matmul_reduce_scatter", lhs, rhs, axis_name, dtype),
+            *(scattered_product.default, scattered_product.configs, _scattered_product),
+        )
+    if config is not None and _scatters(lhs, rhs, axis_name, dtype, config):
         return _scattered_product(lhs, rhs, axis_name, dtype, config)
     return reduce_scatter(_product(lhs, rhs, out_dtype, config), axis_name=axis_name)
 
@@ -129,18 +133,22 @@ def _tuned(
     rhs: jax.Array,
     axis_name: Hashable,
     dtype: Any,
+    default: Callable[..., Any],
     candidates: Callable[..., Iterable[Any]],
     run: Callable[..., jax.Array],
 ) -> Any:
-    """The configuration of a kernel that communicates, if the caller gives none: of those that fit,
-    or None, which is the default."""
+    """The configuration of a kernel that communicates, if the caller gives none: of those that fit.
+    None if there shall be two kernels."""
     (m, k), n, count = lhs.shape, rhs.shape[1], devices_along(axis_name)
+    usual = default(m, n, k, lhs.dtype, dtype, count)
+    if usual is None:
+        return None
     return tuning.chosen(
         name,
         [lhs, rhs],
         axis_name,
-        lambda: [None, *candidates(m, n, k, lhs.dtype, dtype, count)],
-        None,
+        lambda: [usual, *candidates(m, n, k, lhs.dtype, dtype, count)],
+        usual,
         lambda one, a, b: run(a, b, axis_name, dtype, one),
         dtype.name,
     )

@@ -21,6 +21,7 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.dense.config import MatmulConfig
 from pallasite_hopper.ops.dense.kernel import MatmulLoop
+from pallasite_multigpu.ops import fused_choice
 from pallasite_multigpu.ops.gathered_product import (
     REGISTERS,
     candidates,
@@ -195,13 +196,22 @@ def _sent_rows(columns: int, dtype: Any) -> int:
     return rows
 
 
-def fits(
-    m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int, config: Any = None
-) -> bool:
+def fits(m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int, config: Any) -> bool:
     """Whether the kernel can multiply (m, k) by (k, n) and give each device its share of rows."""
-    config = config or usual(CONFIG, out_dtype)
     whole = m % count == 0 and has_whole_tiles(m // count, n, k, dtype, out_dtype, count, config)
     return whole and config.cluster == 1
+
+
+def default(m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int) -> MatmulConfig | None:
+    """The configuration of the kernel; None where it does not fit, or two kernels are faster."""
+    traffic = (count - 1) * (m // count) * n * jnp.dtype(out_dtype).itemsize
+    found = fused_choice.fastest(
+        fused_choice.exchange_of(m, n, k, dtype, out_dtype, traffic),
+        usual(CONFIG, out_dtype),
+        functools.partial(fits, m, n, k, dtype, out_dtype, count),
+    )
+    # All tiles of a device's rows come before those of the next one.
+    return found and dataclasses.replace(found, group=m // count // found.tile_m)
 
 
 def configs(m: int, n: int, k: int, dtype: Any, out_dtype: Any, count: int) -> list[MatmulConfig]:
@@ -216,7 +226,7 @@ def scattered_product(
     count: int,
     out_dtype: Any,
     blocks: int,
-    config: Any = None,
+    config: MatmulConfig,
 ) -> jax.Array:
     """This device's rows of the sum of all devices' products.
 
@@ -227,19 +237,16 @@ def scattered_product(
       count: devices along it.
       out_dtype: of the result, and of what devices send.
       blocks: at most as many as run at the same time.
-      config: of the product, a ``MatmulConfig``; by default :data:`CONFIG`. Tiles are visited along
-        the rows, in groups that divide those of a device.
+      config: of the product. Tiles are visited along the rows, in groups that divide those of a
+        device.
 
     Returns:
       (m / count, n). Sums are made in float32.
     """
     m, n = a.shape[0], b.shape[1]
     problem = problem_of(m, a, b, out_dtype)
-    chosen = config or usual(CONFIG, out_dtype)
-    # All tiles of a device's rows come before those of the next one.
-    rows = m // count // chosen.tile_m
-    group = math.gcd(chosen.group, rows) if config else rows
-    chosen = dataclasses.replace(chosen, group=group, grid_minor="m")
+    group = math.gcd(config.group, m // count // config.tile_m)
+    chosen = dataclasses.replace(config, group=group, grid_minor="m")
     items = (m // chosen.tile_m) * (n // chosen.tile_n)
     made, *_ = _build(problem, chosen, axis, count, min(blocks, items))(a, b)
     return made
