@@ -71,6 +71,22 @@ def test_loops_within_blocks(trips, semantics):
         only(found, "indices 512 to 575 where", "i = 1", "the loop's counter = 4")
 
 
+def test_functions_of_programs_with_names_of_jax():
+    """What a program's own ``remainder`` returns is not what that of ``jax.numpy`` would."""
+
+    @jax.jit
+    def remainder(a, b):
+        return a * 0 + b - 4
+
+    def body(x, o):
+        def step(number, total):
+            return total + x[remainder(number, jnp.int32(4))] + x[jnp.remainder(number, 1)]
+
+        o[...] = lax.fori_loop(4, 8, step, jnp.zeros(64, F32))
+
+    assert not findings(body, [array(1, 64)], array(64))
+
+
 def test_guards():
     """A condition narrows a symbol; under any other one nothing is certain."""
 

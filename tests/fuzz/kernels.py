@@ -26,6 +26,7 @@ from tests.fuzz import _executors
 from tests.fuzz._executors import Executor
 from tests.fuzz._memory_steps import Updates, make_updates, pipelined
 from tests.fuzz._seeds import add_options, check_seeds
+from tests.fuzz._transformed_functions import SUMS, gradient, looped_rows
 
 import pallasite
 from pallasite import gpu as plgpu
@@ -234,7 +235,7 @@ class Generator:
             *[self.scatter] * 2,
             *(self.loop, self.branch, self.shared, self.shared, self.index_of_extreme, self.tile),
             *(self.copied_input, self.through_global, self.updated, self.updated),
-            self.pipelined_input,
+            *(self.pipelined_input, self.looped_rows, self.gradient),
         ]
         while len(self.steps) < length:
             choose.choice(makers)()
@@ -596,6 +597,24 @@ class Generator:
         self_is_float = self.values[i].is_float
         step: Step = lambda m, pool: lax.fori_loop(0, trips, body, pool[i])  # noqa: E731
         self.add(f"loop {i}, {trips} times", step, i, exact=not self_is_float)
+
+    def looped_rows(self) -> None:
+        """Loops that ``jax.vmap`` makes one of, though each runs as often as it likes."""
+        i = self.pick(lambda value: len(value.shape) > 1 and value.dtype != np.bool_)
+        if i is None:
+            return
+        most, is_float = self.choose.randint(0, 4), self.values[i].is_float
+        step: Step = lambda m, pool: looped_rows(pool[i], most, is_float)  # noqa: E731
+        self.add(f"rows of {i} in loops of {most} steps", step, i, exact=not is_float)
+
+    def gradient(self) -> None:
+        """The gradient of a function of an array."""
+        i = self.pick(lambda value: value.is_float and value.exact and value.shape != ())
+        if i is None:
+            return
+        name = self.choose.choice(sorted(SUMS))
+        step: Step = lambda m, pool: gradient(m.kept(pool[i]), name)  # noqa: E731
+        self.add(f"gradient of {name} at {i}", step, i, exact=False)
 
     def branch(self) -> None:
         """One of two functions, by what the kernel computes."""

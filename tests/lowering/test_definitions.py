@@ -32,6 +32,11 @@ def recurrence(carry: Any, row: Any) -> Any:
     return carry * 0.5 + row, carry + row[0]
 
 
+def scaled(y: Any) -> Any:
+    """A loop that carries a scalar product."""
+    return lax.fori_loop(0, 3, lambda _, c: jnp.dot(y[0], y[1]) - c / 2, jnp.float32(1)) * y
+
+
 CASES: dict[str, Body] = {
     "split": lambda x, y, w: sum(jnp.split(x, [7, 14, 21], axis=1)[:3]),
     "glu": lambda x, y, w: jax.nn.glu(x),
@@ -104,6 +109,8 @@ CASES: dict[str, Body] = {
     "linear equations": lambda x, y, w: jax.scipy.sparse.linalg.cg(
         lambda v: v * (jnp.abs(y[0]) + 1), y[1], maxiter=30
     )[0],
+    "scalar product in a loop": lambda x, y, w: scaled(y),
+    "the same": lambda x, y, w: scaled(y),
     "upper halves of products": lambda x, y, w: lax.mulhi(
         lax.bitcast_convert_type(y, jnp.int32), lax.bitcast_convert_type(y, jnp.int32) - 5
     ),

@@ -124,3 +124,20 @@ def _rooted(x):
 def test_what_activations_may_have(activation):
     """Whatever makes each element of its own, by loops or of rearranged arrays."""
     check_activation(activation)
+
+
+@pytest.mark.parametrize("transform", ["grad", "jit of grad", "vmap"])
+def test_captured_values_of_transformations(transform):
+    """Values that are differentiated, or mapped over, are no part of a custom derivative."""
+
+    def loss(scale):
+        check_activation(lambda x: x * scale)
+        return scale
+
+    with pytest.raises(InvalidValueError, match="captures a value by which a transformation"):
+        if transform == "vmap":
+            jax.vmap(loss)(jnp.ones(3))
+        else:
+            run = jax.grad(loss)
+            (jax.jit(run) if transform == "jit of grad" else run)(1.0)
+    jax.jit(loss)(1.0)

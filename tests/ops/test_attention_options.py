@@ -16,6 +16,7 @@ from ops_support import error, exact, on, random
 
 import pallasite.ops
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
+from pallasite_hopper.ops.flash import api as hopper_attention
 from pallasite_hopper.ops.flash import terms
 from pallasite_std.ops import AttentionConfig
 from pallasite_std.ops.flash import api
@@ -296,6 +297,14 @@ def test_windows_of_one_query_on_hopper():
         assert error(pallasite.ops.attention(q, k, v, **options), expected) < 6e-3
 
 
+@pytest.mark.parametrize("parts", [2, 5])
+@pytest.mark.parametrize("shape", [(70, 700, 2, 1, 64, 64), (10, 300, 2, 2, 128, 64)])
+def test_parts_of_the_keys_on_hopper(shape, parts, monkeypatch):
+    """As batches, of which the last ones of few blocks of keys have none."""
+    monkeypatch.setattr(hopper_attention, "parts_of_keys", lambda problem: parts)
+    check(shape, "float16", {}, "sm_90a")
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_bias_without_a_gradient_on_hopper(head_dim):
     """Its own kernels recompute the scores with it."""
@@ -437,6 +446,16 @@ def test_errors(options, message):
     q = random(0, (1, 8, 2, 16), "float16")
     with on("sm_90a"), pytest.raises((InvalidValueError, InvalidTypeError), match=message):
         pallasite.ops.attention(q, q, q, **options)
+
+
+def test_rates_of_dropout_are_known():
+    q = random(0, (1, 8, 2, 16), "float16")
+
+    def attend(rate):
+        return pallasite.ops.attention(q, q, q, dropout_rate=rate, dropout_seed=1)
+
+    with on("sm_90a"), pytest.raises(InvalidValueError, match="dropout_rate is not a fraction"):
+        jax.jit(attend)(0.5)
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ from pallasite._jax import axis_exists as axis_exists
 from pallasite._jax import axis_index_p as axis_index_p
 from pallasite._jax import axis_size as axis_size
 from pallasite._jax import broadcast_to_p as broadcast_to_p
+from pallasite._jax import call_hi_primitive_p as call_hi_primitive_p
 from pallasite._jax import call_p as call_p
 from pallasite._jax import callback_sharding as callback_sharding
-from pallasite._jax import call_hi_primitive_p as call_hi_primitive_p
 from pallasite._jax import check_p as check_p
 from pallasite._jax import closed_call_p as closed_call_p
 from pallasite._jax import comms_effect as comms_effect

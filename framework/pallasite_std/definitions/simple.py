@@ -85,7 +85,8 @@ def _composite(*operands: Any, call_jaxpr: Any, **params: Any) -> list[Any]:
 
 def _composed(*operands: Any, _prim: Any) -> list[Any]:
     """A primitive that is an object with a definition of its own, as ``lax.custom_root`` has."""
-    return jax.tree.leaves(_prim.expand(*jax.tree.unflatten(_prim.in_tree, operands)))
+    found = _prim.expand(*jax.tree.unflatten(_prim.in_tree, operands))
+    return list(jax.tree.leaves(found))
 
 
 def _solved(*operands: Any, const_lengths: Any, jaxprs: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters.partial_eval import DynamicJaxprTracer
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError, PallasiteError, plugins
 from pallasite_std.ops.dependences import mixing
@@ -58,6 +59,14 @@ def _check(activation: Any) -> None:
             got=f"{type(error).__name__} for an array of shape {_SHAPE}: {error}",
             expected="a function of each element",
         ) from error
+    for captured in traced.consts:
+        if isinstance(captured, jax.core.Tracer) and not isinstance(captured, DynamicJaxprTracer):
+            raise InvalidValueError(
+                "activation captures a value by which a transformation maps or differentiates",
+                got=f"{captured.aval} of a {type(captured).__name__}",
+                expected="a function of its argument alone, or of constants",
+                hint="apply it to the result, after the product",
+            )
     shapes = [getattr(aval, "shape", None) for aval in traced.out_avals]
     if shapes != [_SHAPE]:
         raise InvalidValueError(

@@ -280,6 +280,8 @@ def _reshape(
     if dimensions is not None:
         raise UnsupportedError("a reshape that also permutes dimensions", got=dimensions)
     shape = tuple(ctx.avals_out[0].shape)
+    if shape == ():
+        return RegisterArray.splat(x.scalar, x.dtype)
     planned = _planned(ctx)
     with contextlib.suppress(InvalidValueError):
         change = tf.reshape(x.layout, shape)
@@ -323,7 +325,7 @@ _reshape_layout.moves = lambda avals_in, **params: True  # type: ignore[attr-def
 @rules.lowering(lax.squeeze_p, *_ALL)
 def _squeeze(ctx: RuleContext, x: RegisterArray, **params: Any) -> RegisterArray:
     shape = ctx.avals_out[0].shape
-    if shape == () and not x.is_splat:
+    if shape == ():
         return RegisterArray.splat(x.scalar, x.dtype)
     return rearrange(x, tf.reshape(x.layout, shape))
 
