@@ -12,6 +12,7 @@ from attention_support import close, on_ring, operands, reference
 
 import pallasite
 from pallasite_multigpu import ops
+from pallasite_multigpu.ops import choice
 
 
 @pytest.mark.parametrize(
@@ -19,9 +20,12 @@ from pallasite_multigpu import ops
     [
         (2, 9, (2, 1), 32, "bfloat16", {"causal": True, "placement": "zigzag"}),
         (3, 6, (1, 1), 16, "float32", {"causal": True}),
+        (2, 8, (2, 1), 64, "float16", {}),
     ],
 )
-def test_gradients(count, tokens, heads, head_dim, dtype, options):
+@pytest.mark.parametrize("gathered", [True, False], ids=["gathered", "ring"])
+def test_gradients(count, tokens, heads, head_dim, dtype, options, gathered, monkeypatch):
+    monkeypatch.setattr(choice, "GRADIENTS_GATHERED_AT_MOST", 1 << 30 if gathered else 0)
     arrays = operands(count, tokens, *heads, head_dim, jnp.dtype(dtype))
     options = {"method": "ring", **options}
 

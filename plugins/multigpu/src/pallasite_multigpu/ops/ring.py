@@ -15,7 +15,7 @@ from jax import lax
 from pallasite import ops
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_multigpu.ops import choice, ring_steps, tuning
-from pallasite_multigpu.ops.api import all_gather
+from pallasite_multigpu.ops.api import all_gather, reduce_scatter
 from pallasite_multigpu.ops.devices import devices_along, varying_along
 from pallasite_multigpu.ops.ring_schedule import (
     Placement,
@@ -154,33 +154,80 @@ def _check(q: Any, k: Any, v: Any, placement: str, method: str | None) -> None:
 
 
 def _gathered(q: jax.Array, k: jax.Array, v: jax.Array, call: _Call) -> jax.Array:
-    tokens, count, own = q.shape[1], call.count, lax.axis_index(call.axis)
-    first, second = chunks(tokens)
-    pair = jnp.concatenate([k, v], axis=3)
-    whole = all_gather(pair, axis_name=call.axis, gather_dimension=1)
-    size = k.shape[3]
-    if not call.causal:
-        return jnp.asarray(ops.attention(q, whole[..., :size], whole[..., size:], **call.options))
+    keys, values = _all_keys(k, v, call)
+    results = [
+        jnp.asarray(ops.attention(q[:, rows], keys, values, **options))
+        for rows, options in _parts(q, call)
+    ]
+    return jnp.concatenate(results, axis=1)
 
-    def attend(queries: jax.Array, sequence: jax.Array, keys: Any) -> jax.Array:
-        """Queries, of which the last one sees the first ``keys`` of the sequence."""
-        lengths = jnp.full((q.shape[0],), keys, jnp.int32)
-        keys_, values = sequence[..., :size], sequence[..., size:]
-        return jnp.asarray(
-            ops.attention(queries, keys_, values, causal=True, kv_lengths=lengths, **call.options)
+
+def _all_keys(k: jax.Array, v: jax.Array, call: _Call) -> tuple[jax.Array, jax.Array]:
+    """Keys and values of all devices, in the order of the sequence if there is a causal mask."""
+    whole = all_gather(jnp.concatenate([k, v], axis=3), axis_name=call.axis, gather_dimension=1)
+    if call.causal and call.placement == "zigzag":
+        first, _ = chunks(k.shape[1])
+        parts = whole.reshape(k.shape[0], call.count, k.shape[1], *whole.shape[2:])
+        halves = (parts[:, :, :first], parts[:, ::-1, first:])
+        whole = jnp.concatenate(
+            [one.reshape(k.shape[0], -1, *whole.shape[2:]) for one in halves], axis=1
         )
+    return whole[..., : k.shape[3]], whole[..., k.shape[3] :]
+
+
+def _by_device(x: jax.Array, tokens: int, call: _Call) -> jax.Array:
+    """What is in the order of :func:`_all_keys`, device by device."""
+    if not (call.causal and call.placement == "zigzag"):
+        return x
+    first, second = chunks(tokens)
+    halves = x[:, : call.count * first], x[:, call.count * first :]
+    parts = [
+        one.reshape(x.shape[0], call.count, length, *x.shape[2:])
+        for one, length in zip(halves, (first, second), strict=True)
+    ]
+    return jnp.concatenate([parts[0], parts[1][:, ::-1]], axis=2).reshape(x.shape)
+
+
+def _parts(q: jax.Array, call: _Call) -> list[tuple[slice, dict[str, Any]]]:
+    """Rows of the queries, and how they attend to all keys: the last one sees so many of them."""
+    tokens, count, own = q.shape[1], call.count, lax.axis_index(call.axis)
+    if not call.causal:
+        return [(slice(None), call.options)]
+
+    def part(rows: slice, keys: Any) -> tuple[slice, dict[str, Any]]:
+        lengths = jnp.full((q.shape[0],), keys, jnp.int32)
+        return rows, {"causal": True, "kv_lengths": lengths, **call.options}
 
     if call.placement == "contiguous":
-        return attend(q, whole, (own + 1) * tokens)
-    parts = whole.reshape(k.shape[0], count, tokens, *whole.shape[2:])
-    halves = (parts[:, :, :first], parts[:, ::-1, first:])
-    whole = jnp.concatenate(
-        [one.reshape(k.shape[0], -1, *whole.shape[2:]) for one in halves], axis=1
-    )
-    results = [attend(q[:, :first], whole, (own + 1) * first)]
+        return [part(slice(None), (own + 1) * tokens)]
+    first, second = chunks(tokens)
+    found = [part(slice(first), (own + 1) * first)]
     if second:
-        results += [attend(q[:, first:], whole, count * first + (count - own) * second)]
-    return jnp.concatenate(results, axis=1)
+        found.append(part(slice(first, None), count * first + (count - own) * second))
+    return found
+
+
+def _gathered_bwd(call: _Call, saved: Any, d_out: jax.Array) -> Any:
+    """Gradients for all keys, of which each device gets its own. Less travels than in a ring, whose
+    sums go around in float32, and nothing is added up in each step."""
+    q, k, v, out, lse = saved
+    keys, values = _all_keys(k, v, call)
+    of_queries, sums = [], None
+    for rows, options in _parts(q, call):
+        of_q, *found = ops.attention_backward(
+            *(q[:, rows], keys, values, out[:, rows], lse[:, :, rows], d_out[:, rows]), **options
+        )
+        of_queries.append(of_q)
+        sums = found if sums is None else [_added(*pair) for pair in zip(sums, found, strict=True)]
+    mine = (
+        reduce_scatter(_by_device(one, k.shape[1], call), axis_name=call.axis, scatter_dimension=1)
+        for one in sums or ()
+    )
+    return jnp.concatenate(of_queries, axis=1), *mine
+
+
+def _added(one: jax.Array, other: jax.Array) -> jax.Array:
+    return (one.astype(jnp.float32) + other.astype(jnp.float32)).astype(one.dtype)
 
 
 # The ring -----------------------------------------------------------------------------------------
@@ -284,11 +331,14 @@ def _ring_fwd(q: Any, k: Any, v: Any, call: _Call) -> Any:
 
 def _ring_bwd(call: _Call, saved: Any, d_out: Any) -> Any:
     q, k, v, out, lse = saved
+    d_out = d_out.astype(q.dtype)
+    if choice.gathers_for_gradients(2 * k.size * k.dtype.itemsize * call.count):
+        return _gathered_bwd(call, saved, d_out)
     tokens, count, own = q.shape[1], call.count, lax.axis_index(call.axis)
     turned = rotation(tokens, call.causal, call.placement)
-    d_out = d_out.astype(q.dtype)
     d_q: Any = None
-    sums: list[Any] = []  # Gradients of the keys and values that are here.
+    own_sums: list[Any] = []  # Gradients of the own keys and values, which stay here,
+    sums: list[Any] = []  # and of those that have come, which travel on with them.
     for number in range(count):
         step = step_of(number, own, tokens, call.causal, call.placement)
         if number == 1 and turned:
@@ -299,11 +349,15 @@ def _ring_bwd(call: _Call, saved: Any, d_out: Any) -> Any:
         )
         wide = [one.astype(jnp.float32) for one in found]
         d_q = wide[0] if d_q is None else d_q + wide[0]
-        sums = [one + more for one, more in zip(sums or [0, 0], wide[1:], strict=True)]
+        if number == 0:
+            own_sums = wide[1:]
+        else:
+            sums = [one + more for one, more in zip(sums or [0, 0], wide[1:], strict=True)]
         if number + 1 < count:
             k, v, *sums = shift([k, v, *sums], call.axis, count)
-        else:
+        elif number:
             sums = shift(sums, call.axis, count)  # Home.
+    sums = [one + more for one, more in zip(own_sums, sums or [0, 0], strict=True)]
     if turned:
         d_q = jnp.roll(d_q, turned, axis=1)
     return tuple(one.astype(q.dtype) for one in (d_q, *sums))
