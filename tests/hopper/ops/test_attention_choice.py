@@ -10,7 +10,7 @@ import pytest
 
 from pallasite_hopper.ops.flash import forward_choice, forward_time
 from pallasite_hopper.ops.flash.config import MULTIPROCESSORS, AttentionConfig
-from pallasite_hopper.ops.flash.forward_choice import default_config
+from pallasite_hopper.ops.flash.forward_choice import default_config, parts_of_least_time
 from pallasite_hopper.ops.flash.forward_time import Work, microseconds
 
 
@@ -96,3 +96,17 @@ def test_steps_are_those_with_keys_that_are_seen():
         ]
         blocks = [len({int(key) // 64 for key in np.flatnonzero(tile)}) for tile in tiles]
         assert forward_time._steps(work, config) == blocks
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    [
+        ((8, 64, 50000, 64, 1, None), 16),  # Eight tiles, of many keys.
+        ((16, 256, 16384, 128, 1, None), 4),
+        ((8, 4096, 77, 64, 1, None), 1),
+        ((96, 300, 9000, 64, 1, None), 1),  # As many tiles as fill the GPU.
+        ((4, 64, 2000, 64, 1, None), 1),  # Adding parts up would take longer.
+    ],
+)
+def test_keys_are_divided_where_tiles_are_few(shape, parts):
+    assert parts_of_least_time(*shape) == parts

@@ -24,7 +24,11 @@ from pallasite_hopper.ops.flash.config import (
     AttentionConfig,
     head_tile,
 )
-from pallasite_hopper.ops.flash.forward_choice import attention_configs, default_config
+from pallasite_hopper.ops.flash.forward_choice import (
+    attention_configs,
+    default_config,
+    parts_of_least_time,
+)
 from pallasite_hopper.ops.flash.options import portable_option
 from pallasite_hopper.ops.flash.terms import Terms, given_arrays, with_arrays
 from pallasite_hopper.ops.flash.tiles import Problem, Tiles
@@ -283,12 +287,43 @@ def _forward(
     if problem.narrow:
         # Weights of 8 bits would be rounded to three of them, and rearranged among lanes.
         operands[2] = v.astype(problem.out_dtype)
-    config = options.config or _choose(problem, operands)
-    out, lse = _run(problem, config, *operands)
+    parts = 1 if options.config is not None else parts_of_keys(problem)
+    if parts > 1:
+        out, lse = _in_parts(problem, parts, residuals, operands)
+    else:
+        config = options.config or _choose(problem, operands)
+        out, lse = _run(problem, config, *operands)
     out = out if v_size == out.shape[3] else out[..., :v_size]
     if period is not None:
         out = out.reshape(*shape[:3], v_size)
     return out, lse
+
+
+def parts_of_keys(problem: Problem) -> int:
+    """How many parts keys are divided into that are worked on as if there were as many batches."""
+    masked = problem.ahead is not None or problem.left is not None
+    varied = masked or problem.q_lengths or problem.kv_lengths or bool(problem.terms)
+    if varied or problem.narrow:
+        return 1
+    sizes = problem.q_seq, problem.kv_seq, problem.head_dim
+    return parts_of_least_time(problem.heads, *sizes, problem.group, problem.v_dim)
+
+
+def _in_parts(
+    problem: Problem, parts: int, residuals: bool, operands: list[Any]
+) -> tuple[jax.Array, Any]:
+    """What :func:`_run` returns, of parts of the keys, which XLA adds up."""
+    batch, length = problem.batch, problem.q_seq
+    problem = dataclasses.replace(problem, batch=batch * parts, parts=parts, save_residuals=True)
+    out, lse = _run(problem, _choose(problem, operands), *operands)
+    logarithms = lse[:, :, :length].reshape(batch, parts, problem.q_heads, length)
+    largest = jnp.max(logarithms, axis=1, keepdims=True)
+    weights = jnp.exp(logarithms - largest)
+    total = jnp.sum(weights, axis=1, keepdims=True)
+    shares = jnp.swapaxes(weights / total, 2, 3)[..., None]
+    each = out.reshape(batch, parts, *out.shape[1:]).astype(jnp.float32)
+    sums = jnp.sum(each * shares, axis=1).astype(out.dtype)
+    return sums, (largest + jnp.log(total))[:, 0] if residuals else None
 
 
 def _of_queries(q: Any, k: Any, extras: Extras, lse: Any) -> Any:
@@ -326,7 +361,7 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
         narrow=problem.narrow,
         blocks=problem.terms.has("block_mask"),
         heads=problem.heads,
-        kv_seq=problem.kv_seq,
+        kv_seq=-(-problem.kv_seq // problem.parts),
         group=problem.group,
         left=problem.left,
         right=problem.right,
@@ -350,6 +385,7 @@ def _choose(problem: Problem, operands: list[Any]) -> AttentionConfig:
             problem.q_lengths,
             problem.kv_lengths,
             problem.save_residuals,
+            problem.parts,
             problem.left,
             problem.ahead,
             *(() if not problem.terms else (problem.terms.period, *problem.terms.names)),

@@ -167,7 +167,8 @@ class _Forward:
         window = problem.ahead is not None or problem.left is not None
         self.masked = window or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
         self.masked = self.masked or problem.terms.segmented or problem.terms.has("visits")
-        self.masked = self.masked or config.split > 1  # Parts need not have keys.
+        self.in_parts = config.split > 1 or problem.parts > 1
+        self.masked = self.masked or self.in_parts  # Parts need not have keys.
         # Whether blocks at the beginning are masked, too.
         self.masked_begin = problem.left is not None or problem.terms.segmented
         self.given: dict[str, Any] = {}
@@ -264,6 +265,8 @@ class _Forward:
         s, config = self.scratch, self.config
         stage, filled, first = carry
         of_queries = of_keys = tile.batch
+        if self.problem.parts > 1:
+            of_queries = of_keys = lax.div(tile.batch, self.problem.parts)
         if pairs is not None:
             of_queries, of_keys = pairs[tile.batch, 0], pairs[tile.batch, 1]
 
@@ -344,7 +347,7 @@ class _Forward:
             if self.masked:
                 # Blocks with keys that some row does not see.
                 partial = lax.max(jnp.int32(1), last + 1 - full)
-                if self.masked_begin or config.split > 1:
+                if self.masked_begin or self.in_parts:
                     partial = lax.min(partial, tile.blocks)
                 carry = lax.fori_loop(1, partial, step(True), carry)
                 first = partial

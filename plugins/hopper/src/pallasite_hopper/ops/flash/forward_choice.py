@@ -97,6 +97,43 @@ def default_config(
     return _of_least_time(config, work, most, shared=plain)
 
 
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Of the keys, that may be worked on as batches."""
+
+_ADDING_UP, _BYTES = 5.0, 2.5e6
+"""Microseconds of the kernels that add up what parts of the keys have given, and bytes of it that
+are written and read in one."""
+
+_GAIN_OF_PARTS = 0.85
+"""What parts have to be estimated at, of the time of one kernel."""
+
+
+@functools.lru_cache(maxsize=1024)
+def parts_of_least_time(
+    heads: int, q_seq: int, kv_seq: int, head_dim: int, group: int, v_dim: int | None
+) -> int:
+    """How many parts of the keys, worked on as batches, take the least time by the estimate, where
+    queries see all keys."""
+
+    def time(parts: int) -> float:
+        keys, many = -(-kv_seq // parts), heads * parts
+        config = default_config(
+            head_dim, False, q_seq, heads=many, kv_seq=keys, group=group, v_dim=v_dim
+        )
+        one = microseconds(Work(many, q_seq, keys, head_dim, group=group), config)
+        if parts == 1:
+            return one
+        return one + _ADDING_UP + 4.0 * many * q_seq * head_dim / _BYTES
+
+    tiles = heads * -(-q_seq // ROWS)
+    fitting = [n for n in PARTS if n == 1 or (kv_seq >= n * _FEW_KEYS and n * tiles <= _MANY_TILES)]
+    best = min(fitting, key=time)
+    return best if time(best) < _GAIN_OF_PARTS * time(1) else 1
+
+
+_FEW_KEYS, _MANY_TILES = 512, 2 * MULTIPROCESSORS
+"""Keys of a part at least, and tiles of 64 queries of all parts at most."""
+
 _GAIN = 0.92
 """What other tiles have to be estimated at, of the time of those that rounds of blocks say."""
 

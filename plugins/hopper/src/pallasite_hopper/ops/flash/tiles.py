@@ -32,6 +32,8 @@ class Problem:
       terms: what else decides which keys are seen and what is added to scores.
       mask_block: queries and keys of a block of the mask, if there is one.
       v_dim: elements of a value, None for as many as of a key.
+      parts: how many batches of the result have a part each of the keys that a tile sees, one after
+        the other; ``batch`` counts all of them.
       pairs: whether an operand, (batch, 2), says which batch of the queries and which one of the
         keys and values each batch of the result is made of.
     """
@@ -54,6 +56,7 @@ class Problem:
     terms: Terms = Terms()
     mask_block: tuple[int, int] = (MASK_STEP, MASK_STEP)
     v_dim: int | None = None
+    parts: int = 1
     pairs: bool = False
 
     @property
@@ -294,12 +297,14 @@ class Tiles:
             # A tile that sees no block has one of which no key exists.
             kv_length = jnp.where(begin < end, kv_length, 0)
             hidden, blocks = begin, lax.max(1, end - begin)
-        if config.split > 1:
+        parts = config.split * problem.parts
+        if parts > 1:
             # A part without blocks has one of which no key exists.
-            part = lax.axis_index("cluster")
+            part = lax.rem(jnp.int32(batch), jnp.int32(problem.parts))
+            if config.split > 1:
+                part = part * config.split + lax.axis_index("cluster")
             before, end = (
-                lax.div(jnp.int32(blocks) * one, jnp.int32(config.split))
-                for one in (part, part + 1)
+                lax.div(jnp.int32(blocks) * one, jnp.int32(parts)) for one in (part, part + 1)
             )
             kv_length = jnp.where(before < end, jnp.int32(kv_length), 0)
             hidden, blocks = hidden + before, lax.max(1, end - before)
