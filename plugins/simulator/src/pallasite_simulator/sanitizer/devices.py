@@ -57,6 +57,8 @@ class DeviceChecks:
         instruction = access.instruction
         if instruction.opcode == "atom" and instruction.has("cas"):
             self.taken.update(access.offsets.tolist())
+        elif id(instruction) in self._launch.traits.takes:
+            self.watched.difference_update(access.offsets.tolist())
         elif instruction.opcode == "ld" and id(instruction) not in self._launch.traits.guesses:
             self.watched.update(access.offsets.tolist())
 

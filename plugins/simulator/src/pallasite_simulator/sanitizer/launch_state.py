@@ -36,6 +36,7 @@ class Traits:
       level: the level of granules for shared memory to begin with.
       narrow: whether it has accesses with the scope of a block or cluster.
       guesses: identities of the loads that only guess what ``atom.cas`` will find.
+      takes: identities of the ``red`` that subtract.
     """
 
     copies: bool
@@ -43,6 +44,7 @@ class Traits:
     level: int
     narrow: bool = False
     guesses: frozenset[int] = frozenset()
+    takes: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, program: Program) -> Traits:
@@ -61,7 +63,23 @@ class Traits:
                 if not spaces & {"global", "local", "param", "const"}:
                     levels.add(min(_level(one), LARGEST))
         level = levels.pop() if len(levels) == 1 else LARGEST
-        return cls(copies, fences, level, narrow, _guesses(program))
+        return cls(copies, fences, level, narrow, _guesses(program), _takes(program))
+
+
+def _takes(program: Program) -> frozenset[int]:
+    """The ``red`` that add what ``neg`` has made."""
+    instructions = [entry.instruction for entry in program.code]
+    negated = {
+        register.name
+        for one in instructions
+        if one.opcode == "neg"
+        for register in registers_in(one.operands[:1])
+    }
+    return frozenset(
+        id(one)
+        for one in instructions
+        if one.opcode == "red" and negated & {r.name for r in registers_in(one.operands[1:2])}
+    )
 
 
 def _guesses(program: Program) -> frozenset[int]:
