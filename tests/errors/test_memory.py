@@ -539,6 +539,21 @@ def test_semaphore_that_is_data():
 
 
 @refused(
+    InvalidValueError,
+    r"""
+    HERE: a reference is indexed by None or a list
+      try: index ref[...] instead
+    """,
+)
+def test_new_axis_of_a_reference():
+    @make()
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[None, :][0]  # here
+
+    build(kernel)
+
+
+@refused(
     InvalidTypeError,
     r"""
     HERE: a reference is used as an array

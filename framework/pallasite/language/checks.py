@@ -99,18 +99,18 @@ def axis_names(axes: Any, what: str) -> tuple[Any, ...] | None:
     return tuple(names)
 
 
-# What JAX says when kernels do what they often try: (class of the exception, pattern of the
+# What JAX says when kernels do what they often try: (patterns of the exception's class and of the
 # message, what we say instead; {0} is the first group of the pattern).
 _EXPLANATIONS: tuple[tuple[str, str, dict[str, str]], ...] = (
     (
-        "TypeError",
-        "requires ndarray or scalar arguments, got .*DynamicJaxprTracer",
+        "TypeError|AttributeError",
+        "requires ndarray or scalar arguments, got .*DynamicJaxprTracer|'AbstractRef' object",
         {"message": "a reference is used as an array", "hint": "read it first: ref[...]"},
     ),
     (
-        "AttributeError",
-        "'AbstractRef' object",
-        {"message": "a reference is used as an array", "hint": "read it first: ref[...]"},
+        "ValueError",
+        r"values to unpack \(expected 1\b",
+        {"message": "a reference is indexed by None or a list", "hint": "index ref[...] instead"},
     ),
     (
         "AssertionError",
@@ -208,7 +208,7 @@ def _explained(error: Exception, location: SourceLocation) -> PallasiteError:
     text = str(error).partition("\nThe error occurred while tracing")[0].strip()
     details: dict[str, Any] = {"message": text or type(error).__name__}
     for kind, pattern, explanation in _EXPLANATIONS:
-        found = re.search(pattern, text) if type(error).__name__ == kind else None
+        found = re.search(pattern, text) if re.fullmatch(kind, type(error).__name__) else None
         if found is not None:
             details = {name: said.format(*found.groups()) for name, said in explanation.items()}
     frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
