@@ -47,8 +47,9 @@ _STEP = 4
 _DIRECT = 14
 """Instructions of a movement without shared memory beside its accesses."""
 
-_SPREAD = 20
-"""Those by which a thread finds out which copy of which element it stores."""
+_SPREAD, _SPREAD_BY_BITS = 20, 8
+"""Those by which a thread finds out which copy of which element it stores, by divisions or by bits
+of its number."""
 
 _LOAD_GUARD, _STORE_GUARD, _TAIL = 5, 3, 10
 """Instructions for accesses that only some threads make, and of ends of rows."""
@@ -253,7 +254,7 @@ def direct(movement: Movement, bits: int) -> Direct | None:
     little code as loops are, or accesses are wide; else None."""
     found = [
         _by_pieces(_pieces(movement, bits), bits),
-        _by_pieces(_spread(movement, bits), bits, _SPREAD),
+        _by_pieces(_spread(movement, bits), bits, spread=True),
         *_by_lines(movement, bits),
     ]
     few = [one for one in found if one is not None and one.words(bits) <= _MOST_WORDS]
@@ -264,21 +265,30 @@ def direct(movement: Movement, bits: int) -> Direct | None:
     return best if best.instructions <= most else None
 
 
-def _by_pieces(pieces: Iterable[Piece], bits: int, further: int = 0) -> Direct | None:
-    """Each thread stores what it loads wherever it belongs; there are so many ``further``
-    instructions."""
+def _by_pieces(pieces: Iterable[Piece], bits: int, *, spread: bool = False) -> Direct | None:
+    """Each thread stores what it loads wherever it belongs; the copies may be ``spread`` over the
+    threads, too."""
     found = []
-    instructions, narrowest = _DIRECT + further, 16
+    instructions, narrowest = _DIRECT, 16
     for piece in pieces:
         if len(piece.starts) > _MOST_COPIES or piece.memory.size < 2:
             return None
-        best = min(_candidates(piece, bits), key=lambda one: one[:2], default=None)
+        candidates = [
+            (code + (_numbered(layout) if spread else 0), width, layout)
+            for code, width, layout in _candidates(piece, bits)
+        ]
+        best = min(candidates, key=lambda one: one[:2], default=None)
         if best is None:
             return None
         found.append((piece, best[2]))
         instructions += best[0]
         narrowest = min(narrowest, best[1])
     return Direct(tuple(found), instructions, narrowest) if found else None
+
+
+def _numbered(layout: RegisterLayout) -> int:
+    """Instructions by which a thread finds out what its number means."""
+    return _SPREAD if layout.flat or not layout.is_padded else _SPREAD_BY_BITS
 
 
 def _by_lines(movement: Movement, bits: int) -> Iterator[Direct]:
