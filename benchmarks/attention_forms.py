@@ -2,13 +2,13 @@
 
 Decoding with few and many keys, groups and head sizes of many kinds, a few queries at a time,
 pages, caches of 8 bits and windows; cross attention with few queries or few keys; short sequences
-of vision; many short documents; ALiBi, a dense bias and its gradient; dropout; values of another
-size than keys; calls under ``jax.vmap``. ``pallasite.ops`` without a configuration is compared with
-cuDNN (``jax.nn.dot_product_attention``), PyTorch's ``scaled_dot_product_attention`` by each of its
-implementations, and XLA, whichever take the form. Where pages or sliding windows would keep a rival
-from it, it gets keys and values that were gathered or cut before the clock starts. Results and
-gradients for the last head of keys are compared with those in float32; dropout by the mean of its
-weights.
+of vision; many short documents; masks of blocks; ALiBi, a dense bias and its gradient; dropout;
+values of another size than keys; calls under ``jax.vmap``. ``pallasite.ops`` without a
+configuration is compared with cuDNN (``jax.nn.dot_product_attention``), PyTorch's
+``scaled_dot_product_attention`` by each of its implementations, and XLA, whichever take the form.
+Where pages or sliding windows would keep a rival from it, it gets keys and values that were
+gathered or cut before the clock starts. Results and gradients for the last head of keys are
+compared with those in float32; dropout by the mean of its weights.
 
     python benchmarks/attention_forms.py --seed 1 --count 60 --json attention_forms.json
 """
@@ -46,6 +46,7 @@ KINDS = (
     "dropout",
     "mla",
     "vmap",
+    "blocks",
 )
 HEADS = (64, 64, 80, 96, 112, 128, 128, 128, 192, 256)
 MOST_CACHE = 1 << 27
@@ -67,6 +68,7 @@ class Form:
       documents: sequences that are packed into each, or 0.
       bias: ``"alibi"``, ``"one"`` (the same for each batch), ``"each"``, or ``""``.
       dropout: the fraction that is dropped.
+      seen: the fraction of blocks of 128 queries and keys that are seen, or 0 without such a mask.
     """
 
     kind: str
@@ -84,6 +86,7 @@ class Form:
     documents: int = 0
     bias: str = ""
     dropout: float = 0.0
+    seen: float = 0.0
     dtype: str = "bfloat16"
 
     @property
@@ -169,6 +172,8 @@ def _drawn(kind: str, dice: random.Random) -> Form:
             1, length, length, kv_heads, small, head_dim, head_dim, causal=dice.random() < 0.5,
             documents=documents,
         )  # fmt: skip
+    if kind == "blocks":
+        return made(head_dim, causal=dice.random() < 0.5, seen=dice.choice((0.1, 0.25, 0.5)))
     if kind == "bias":
         return made(head_dim, bias=dice.choice(("one", "each")))
     if kind == "mla":
@@ -214,6 +219,10 @@ def host_arrays(form: Form) -> dict[str, Any]:
         ends = generator.choice(np.arange(1, form.kv_len), form.documents - 1, replace=False)
         numbers = np.searchsorted(np.sort(ends), np.arange(form.kv_len), side="right")
         found["segments"] = numbers.astype(np.int32)[None]
+    if form.seen:
+        blocks = -(-form.q_len // 128), -(-form.kv_len // 128)
+        mask = generator.random((1, 1, *blocks)) < form.seen
+        found["blocks"] = mask | np.eye(*blocks, dtype=bool)
     if form.bias == "alibi":
         found["slopes"] = (0.5 ** (1 + np.arange(form.heads) % 8)).astype(np.float32)
     return {name: jnp.asarray(one) for name, one in found.items()}
@@ -273,6 +282,8 @@ def ours(form: Form) -> Callable[..., Any]:
             options["alibi_slopes"] = rest["slopes"]
         if form.documents:
             options |= {"q_segments": rest["segments"], "kv_segments": rest["segments"]}
+        if form.seen:
+            options["block_mask"] = rest["blocks"]
         if form.dropout:
             options |= {"dropout_rate": form.dropout, "dropout_seed": 7}
         if form.kind == "vmap":
@@ -309,7 +320,7 @@ def cudnn(form: Form) -> Callable[..., Any]:
     """cuDNN's attention by JAX."""
 
     def call(rest: dict[str, Any], q: Any, k: Any, v: Any, *bias: Any) -> Any:
-        if form.documents or form.dropout or form.kind == "narrow":
+        if form.documents or form.dropout or form.seen or form.kind == "narrow":
             raise NotImplementedError
         options: dict[str, Any] = {"is_causal": form.causal and form.q_len == form.kv_len}
         if form.lengths and form.q_len == 1:
@@ -343,6 +354,9 @@ def composed(form: Form, precision: Any = None) -> Callable[..., Any]:
             shown = shown & (keys >= own - form.window)
         if form.documents:
             shown = shown & (rest["segments"][:, :, None] == rest["segments"][:, None])
+        if form.seen:
+            mask = jnp.repeat(jnp.repeat(rest["blocks"][0], 128, 1), 128, 2)
+            shown = shown & mask[:, :q_len, :kv_len]
         if form.bias == "alibi":
             slopes = rest["slopes"].reshape(1, kv_heads, -1, 1, 1)
             scores = scores - slopes * jnp.abs(own - keys)[:, None, None].astype(jnp.float32)
@@ -369,7 +383,7 @@ def torch_call(
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if form.kind == "narrow" or (form.lengths and form.q_len == 1):
+    if form.kind == "narrow" or form.seen or (form.lengths and form.q_len == 1):
         raise NotImplementedError
     if form.documents:
         if backend != "flash":
@@ -444,6 +458,8 @@ def errors(form: Form, backward: bool, arrays: dict[str, Any], results: Any) -> 
     part = {name: arrays[name][:1, :, own] for name in "qd"}
     part |= {name: arrays[name][:1, :, head : head + 1] for name in "kv"}
     rest = {name: arrays[name][:1] for name in ("lengths", "segments") if name in arrays}
+    if "blocks" in arrays:
+        rest["blocks"] = arrays["blocks"]
     if "slopes" in arrays:
         rest["slopes"] = arrays["slopes"][own]
     if form.kind == "narrow":
