@@ -448,6 +448,17 @@ def test_errors(options, message):
         pallasite.ops.attention(q, q, q, **options)
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_windows_of_all_keys(target):
+    """Numbers that stand for no limit, however large."""
+    q, k = (random(n, (1, length, 2, 16), "float16") for n, length in ((0, 40), (1, 70)))
+    with on(target):
+        expected = pallasite.ops.attention(q, k, k, window=(3, None))
+        for limit in (110, 2**31 - 1, 2**70):
+            found = pallasite.ops.attention(q, k, k, window=(3, limit))
+            np.testing.assert_array_equal(found, expected)
+
+
 def test_rates_of_dropout_are_known():
     q = random(0, (1, 8, 2, 16), "float16")
 

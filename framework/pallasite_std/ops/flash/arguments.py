@@ -154,7 +154,7 @@ def attention_call(
         scale=positive(scale, "scale"),
         soft_cap=None if options.soft_cap is None else positive(options.soft_cap, "soft_cap"),
         config=options.config,
-        window=_window(options.window, causal),
+        window=_window(options.window, causal, q.shape[1] + k.shape[1]),
         dropout=rate,
         mask_block=_mask_block(options.mask_block),
     )
@@ -239,9 +239,10 @@ def _check_arrays(q: Any, k: Any, v: Any, dtypes: tuple[np.dtype[Any], ...]) -> 
         )
 
 
-def _window(window: Any, causal: bool) -> Window:
-    """Keys before and after a query's own position that it sees."""
-    left, right = _pair(window)
+def _window(window: Any, causal: bool, most: int) -> Window:
+    """Keys before and after a query's own position that it sees; None for all, as many as
+    ``most``."""
+    left, right = (None if one is None or one >= most else one for one in _pair(window))
     if causal:
         right = 0 if right is None else min(right, 0)
     return left, right
