@@ -123,16 +123,21 @@ def visits(
 
     Returns:
       (batch or 1, heads or 1, tiles, 2 n + 1) of int32 for n tiles to be listed: how many of those
-      before each of them, and of all, are seen, then the numbers of these, in ascending order.
+      before each of them, and of all, are seen, then the numbers of these, in ascending order;
+      what follows these is the number of any tile.
     """
-    fine = jnp.repeat(mask, block[0] // rows, axis=2)
-    fine = jnp.repeat(fine, block[1] // columns, axis=3)
+    again, size = block[0] // rows, block[1] // columns
     if by_keys:
-        fine = jnp.swapaxes(fine, 2, 3)
-    counts = jnp.cumsum(fine, axis=3, dtype=jnp.int32)
-    counts = jnp.pad(counts, ((0, 0), (0, 0), (0, 0), (1, 0)))
-    listed = jnp.argsort(~fine, axis=3, stable=True).astype(jnp.int32)
-    return jnp.concatenate([counts, listed], axis=3)
+        mask, again, size = jnp.swapaxes(mask, 2, 3), size, again
+    seen = jnp.repeat(mask, size, axis=3)
+    count = seen.shape[3]
+    # Sums over all of them, of which XLA makes a kernel each: prefix sums and sorting are several.
+    numbers, ends = jnp.arange(count), jnp.arange(count + 1)
+    before = numbers < ends[:, None]
+    counts = jnp.sum(seen[..., None, :] & before, axis=4, dtype=jnp.int32)
+    passed = counts[..., None, 1:] <= numbers[:, None]
+    listed = jnp.minimum(jnp.sum(passed, axis=4, dtype=jnp.int32), count - 1)
+    return jnp.repeat(jnp.concatenate([counts, listed], axis=3), again, axis=2)
 
 
 @dataclasses.dataclass(frozen=True)
