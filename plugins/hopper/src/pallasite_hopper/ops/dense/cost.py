@@ -60,8 +60,6 @@ class Rates:
       piece: nanoseconds of each time that columns are written in the epilogue, besides.
       drained: share of an epilogue that ends while the next tile is multiplied.
       narrow: share more that memory takes to write rows of tiles of 128 columns rather than of 256.
-      straddling: share of a line more that memory takes to write each row of a tile where rows of
-        the result do not begin at lines: those at the ends are written in parts.
       launch: nanoseconds of a kernel besides its work.
       cluster: nanoseconds more of an epilogue for blocks in clusters that share operands.
       exchange: nanoseconds of adding up sums in a cluster, besides their bytes.
@@ -136,7 +134,6 @@ class Rates:
     piece: float
     drained: float
     narrow: float
-    straddling: float
     launch: float
     cluster: float
     exchange: float
@@ -211,7 +208,6 @@ H200 = Rates(
     piece=0.0,
     drained=0.0,
     narrow=0.0,
-    straddling=0.0,
     launch=1880.0,
     cluster=1390.0,
     exchange=2140.0,
@@ -283,8 +279,6 @@ H200_CHOICE = dataclasses.replace(
     multicast_apart=1.4,
     split=0.15,
     memory=4736.0,
-    misaligned=1.3,
-    straddling=1.0,
     evict_first=0.03,
     overlap=5.0,
     write=4300.0,
@@ -304,9 +298,7 @@ H200_CHOICE = dataclasses.replace(
 """Those by which configurations for operands of 16 bits are compared. They are not those whose
 times are nearest: what they choose of 838 sets of times is 1.2 % slower than the fastest in the
 mean, where the other rates choose what is 1.5 % slower (``benchmarks/gemm_fit.py --choice``). Those
-of parts of k, from ``second`` on, are of 98 further sets, ``misaligned`` and ``straddling`` of 22
-batches of products whose rows do not begin at lines: they choose what takes 3.1 % more than the
-fastest, 4.3 % with 0.614 and 0."""
+of parts of k, from ``second`` on, are of 98 further sets."""
 
 H100_CHOICE = dataclasses.replace(
     H200_CHOICE,
@@ -407,8 +399,6 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     m, n, k, size = sizes.m, sizes.n, sizes.k, sizes.size
     width = config.tile_m if config.swap else config.tile_n
     written = m * n * sizes.out_size * (1 + rates.narrow * max(0.0, _WIDE / width - 1))
-    if n * sizes.out_size % _LINE:
-        written *= 1 + rates.straddling * _LINE / (min(width, n) * sizes.out_size)
     moved = ((m + n * sizes.matrices) * k * size + written) * sizes.batch
     partial = config.parts * m * n * 4
     row_a = (sizes.pitch_m or m) if sizes.transpose_a else k
