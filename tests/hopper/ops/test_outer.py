@@ -80,6 +80,7 @@ def test_columns_of_blocks(m, n, k, columns):
     "sizes",
     [
         Sizes(64, 1024, MOST_PRODUCTS + 1, 2, 2, True, False),
+        Sizes(3072, 8192, 13, 2, 2, True, False),  # Multiplying takes longer than writing.
         Sizes(64, 1024, 8, 2, 2, False, False),
         Sizes(64, 1024, 8, 2, 2, True, True),
         Sizes(64, 1024, 8, 4, 4, True, False),

@@ -17,20 +17,23 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
+from pallasite_hopper.ops.dense.choice import default_config, estimated, this_chip
 from pallasite_hopper.ops.dense.cost import Sizes
 from pallasite_std.api import MatmulProblem
 
-MOST_PRODUCTS = 8
-"""Elements along k at most. With more of them, multiplying takes longer than writing (an H200,
-2026-11: 10.2 µs for 4096x4096x8, where tensor cores take 10.7, but 20.2 and 15.7 for
-3072x8192x13)."""
+MOST_PRODUCTS = 16
+"""Elements along k at most."""
+_LAUNCH, _WRITTEN, _MULTIPLIED = 1600.0, 4250.0, 16_000.0
+"""Nanoseconds of the kernel besides, bytes that it writes in a nanosecond, and products that it
+adds up (an H200, 2026-11): 4.7 µs for 1024x4096x12, where tensor cores take 5.1, 10.2 and 10.7 for
+4096x4096x8, but 20.2 and 15.9 for 3072x8192x13."""
 
 _VECTOR = 8
 """Elements of a vector, and of what the extents have to be multiples of."""
 _NARROW, _WIDE = 512, 1024
 """Columns of a block at most. Narrow ones are 2 to 25 % faster, but for large results of several
-products, where wide ones are 2 to 6 %."""
-_FEW_PRODUCTS, _MANY_BLOCKS = 4, 4 * 132
+products, where wide ones are 2 to 10 %."""
+_FEW_PRODUCTS, _MANY_BLOCKS = 4, 132
 _LEAST_SHARE = 0.5
 """Of these columns that equal parts of a row have to have."""
 _LEAST_WIDTH = 256
@@ -53,12 +56,16 @@ class OuterConfig:
 
 
 def outer_config(sizes: Sizes) -> OuterConfig | None:
-    """The configuration for a product that this kernel takes less time for, else None."""
+    """The configuration for a product that this kernel takes less time for than the GEMM, by the
+    estimates; else None."""
     if not (sizes.transpose_a and not sizes.transpose_b and sizes.size == 2):
         return None
     if not 0 < sizes.k <= MOST_PRODUCTS or sizes.n < _LEAST_WIDTH or not sizes.m:
         return None
     if sizes.m % _VECTOR or sizes.n % _VECTOR:
+        return None
+    chip = this_chip()
+    if nanoseconds(sizes) > estimated(default_config(sizes, chip), sizes, chip):
         return None
     times = 4 if sizes.m % 16 == 0 else 2
     narrow, wide = (
@@ -70,6 +77,12 @@ def outer_config(sizes: Sizes) -> OuterConfig | None:
     if narrow.columns >= min(sizes.n, _LEAST_SHARE * _NARROW):
         return narrow
     return wide if wide.columns >= min(sizes.n, _LEAST_SHARE * _WIDE) else None
+
+
+def nanoseconds(sizes: Sizes) -> float:
+    """The estimated time of the kernel."""
+    each = max(sizes.out_size / _WRITTEN, sizes.k / _MULTIPLIED)
+    return _LAUNCH + sizes.m * sizes.n * each
 
 
 def _columns(width: int, most: int) -> int:
