@@ -105,6 +105,22 @@ def test_steps_have_more_rows_where_blocks_have_many(cache, tile):
         assert default_config(size, columns, item, cache) == default_config(size, columns, item)
 
 
+def test_heads_that_share_lines_are_read_side_by_side():
+    large = Cache(512, 4096, neighbours=8)
+    pair = default_config(80, 8, 2, large)
+    assert (pair.heads, pair.tile, pair.blocks_per_multiprocessor) == (2, 64, 2)
+    assert default_config(112, 32, 2, large).blocks_per_multiprocessor == 1
+    others = (
+        (80, 2, Cache(512, 4096)),  # Each head has pages of its own.
+        (80, 2, Cache(512, 4096, neighbours=1)),
+        (80, 2, Cache(32, 1344, neighbours=16)),  # It fits the L2 cache.
+        (128, 2, large),
+        (128, 1, large),
+    )
+    for head_dim, itemsize, cache in others:
+        assert default_config(head_dim, 8, itemsize, cache).heads == 1
+
+
 @pytest.mark.parametrize("blocks", [1, 3, 7, 12])
 def test_ranges_of_blocks(blocks):
     """Ranges with whole items, parts of two, and one item in many ranges."""

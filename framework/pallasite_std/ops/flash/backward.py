@@ -68,8 +68,10 @@ def gradients(
 
 
 def _scores_dtype(problem: Problem, bias: jax.Array) -> Any:
-    """Of the gradients of the scores: that of the bias, unless they are added up."""
-    return bias.dtype if bias.shape[:2] == (problem.batch, problem.q_heads) else jnp.float32
+    """Of the gradients of the scores: that of the bias, unless they are added up. Those of bfloat16
+    have the range of float32, and errors of terms are no larger than that of their sum."""
+    whole = bias.shape[:2] == (problem.batch, problem.q_heads)
+    return bias.dtype if whole or bias.dtype == jnp.bfloat16 else jnp.float32
 
 
 def _scores_shape(problem: Problem, tile: int, width: int) -> tuple[int, int, int, int]:
@@ -87,7 +89,7 @@ def _sees_all(problem: Problem) -> bool:
 def _of_bias(bias: jax.Array, d_scores: jax.Array) -> jax.Array:
     """The gradient of a bias that batches or heads may share."""
     axes = tuple(axis for axis in (0, 1) if bias.shape[axis] == 1 != d_scores.shape[axis])
-    summed = jnp.sum(d_scores, axes, keepdims=True)
+    summed = jnp.sum(d_scores, axes, jnp.float32, keepdims=True) if axes else d_scores
     return summed[:, :, : bias.shape[2], : bias.shape[3]].astype(bias.dtype)
 
 

@@ -203,7 +203,9 @@ def _choose(problem: Problem, operands: list[Any]) -> DecodeConfig:
     rows = problem.kv_len
     if problem.left is not None:
         rows = min(rows, problem.tokens + problem.left)
-    cache = Cache(lines, rows, problem.page_size, problem.lengths)
+    tokens_first = not (problem.page_size and problem.heads_first)
+    neighbours = problem.kv_heads if tokens_first else 1
+    cache = Cache(lines, rows, problem.page_size, problem.lengths, neighbours)
 
     def candidates() -> list[DecodeConfig]:
         found = decode_configs(
