@@ -173,7 +173,8 @@ def _by_parts(case: Case, default: MixedConfig) -> list[MixedConfig]:
 
 def _by_epilogue(case: Case, default: MixedConfig) -> list[MixedConfig]:
     """Other numbers of rows that are written at a time."""
-    others = [rows for rows in (16, 32, 64) if rows not in (default.epilogue_m,)]
+    fitting = [rows for rows in (16, 32, 64) if rows <= default.tile_m // default.parts]
+    others = [rows for rows in fitting if rows != default.epilogue_m]
     listed = [dataclasses.replace(default, epilogue_m=rows) for rows in others]
     return [one for one in listed if one.filled(case.bits, 2).stages > 2]
 
