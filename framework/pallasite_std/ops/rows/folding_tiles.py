@@ -259,13 +259,15 @@ def folding_tile_kernel(
         steps = lax.div(full - block + (blocks - 1), blocks)
         carry = over_steps(steps, tile.stages, loaded, fetch, work, carry)
         if left:
-            # They are the last: the block that would be next takes them.
-            carry = lax.cond(
-                block == full % blocks,
-                lambda carry: lax.fori_loop(full * height, rows, of_row, carry),
-                lambda carry: carry,
-                carry,
-            )
+            # Of the last rows, the blocks that would be next take one each.
+            number = lax.rem(block + (blocks - full % blocks), blocks)
+            first = full * height + number
+
+            def of_rest(step: Any, carry: Any) -> Any:
+                return of_row(first + step * blocks, carry)
+
+            count = lax.div(left - number + (blocks - 1), blocks)
+            carry = lax.fori_loop(0, count, of_rest, carry)
         if part > 1:
             carry = tuple(jnp.sum(one, axis=0) for one in carry)
         finish(0, block, carry, *refs)

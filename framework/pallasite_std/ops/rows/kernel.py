@@ -700,9 +700,12 @@ def folding_row_kernel(
         carry = carry[:sums]
         single = dataclasses.replace(tiling, height=1)
 
-        def rest(row: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            exchange = exchange_of(steps + (row - full * group))
-            part = Rows(single, row, thread, exchange, None, held)
+        # Of the last rows, the blocks that would be next take one each.
+        number, left = lax.rem(block + (blocks - full % blocks), blocks), rows - full * group
+
+        def rest(step: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            row = full * group + number + step * blocks
+            part = Rows(single, row, thread, exchange_of(steps + step), None, held)
             added: list[Any] = []
             in_step([body(part, *refs)], [part], added.extend)
             if height == 1:
@@ -713,16 +716,13 @@ def folding_row_kernel(
                 for one, more in zip(carry, added, strict=True)
             )
 
-        if full * group < rows:
-            # They are the last: the block that would be next takes them.
-
-            def all_of_rest(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-                if rows - full * group == 1:
-                    return rest(full * group, carry)
-                carry = lax.fori_loop(full * group, rows, rest, carry)
-                return carry
-
-            carry = lax.cond(block == full % blocks, all_of_rest, lambda carry: carry, carry)
+        if left == 1:
+            carry = lax.cond(
+                number == 0, lambda carry: rest(jnp.int32(0), carry), lambda carry: carry, carry
+            )
+        elif left:
+            count = lax.div(left - number + (blocks - 1), blocks)
+            carry = lax.fori_loop(0, count, rest, carry)
         if height > 1:
             carry = tuple(jnp.sum(one, axis=0) for one in carry)
         finish(chunk.first, block, carry, *refs)

@@ -199,23 +199,19 @@ def tiled_row_kernel(
             for result in results:
                 result[window] = places[id(result)][...]
 
-        def of_rest() -> None:
-            def of_row(row: Any, carry: tuple[()]) -> tuple[()]:
-                window = pl.ds(row * columns, columns)
-                block = Rows(RowTiling(1, 1, columns, columns), row, 0)
-                there = {id(one): one.at[window] for one in (*sources, *results)}
-                block.resident = PlacedChunk(block, there)
-                in_step([body(block, *refs)], [block])
-                return carry
-
-            lax.fori_loop(full * height, rows, of_row, ())
+        def of_row(row: Any) -> None:
+            window = pl.ds(row * columns, columns)
+            block = Rows(RowTiling(1, 1, columns, columns), row, 0)
+            there = {id(one): one.at[window] for one in (*sources, *results)}
+            block.resident = PlacedChunk(block, there)
+            in_step([body(block, *refs)], [block])
 
         if not left:
             of_tile(number)
             return
-        # Rows one by one take longer than a tile: they are among the first.
-        pl.when(number == 0)(of_rest)
-        pl.when(number > 0)(lambda: of_tile(number - 1))
+        # One after the other, the last rows would take longer than many tiles.
+        pl.when(number < left)(lambda: of_row(full * height + number))
+        pl.when(number >= left)(lambda: of_tile(number - left))
 
     buffers: dict[str, Any] = {
         f"staged_{number}": plgpu.SMEM((size,), dtype) for number, dtype in enumerate(dtypes)
@@ -237,7 +233,7 @@ def tiled_row_kernel(
                 jax.ShapeDtypeStruct((rows * columns,), one.dtype) if matrix else one
                 for one, matrix in zip(out_types, whole, strict=True)
             ),
-            grid=(full + (left > 0),),
+            grid=(full + left,),
             grid_names=("tile",),
             kernel_name=name,
             compiler_params=params,
