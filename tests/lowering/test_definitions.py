@@ -32,6 +32,11 @@ def recurrence(carry: Any, row: Any) -> Any:
     return carry * 0.5 + row, carry + row[0]
 
 
+@jax.custom_batching.sequential_vmap
+def accumulated(row: Any) -> Any:
+    return jnp.cumsum(row)
+
+
 def scaled(y: Any) -> Any:
     """A loop that carries a scalar product."""
     return lax.fori_loop(0, 3, lambda _, c: jnp.dot(y[0], y[1]) - c / 2, jnp.float32(1)) * y
@@ -111,6 +116,7 @@ CASES: dict[str, Body] = {
     )[0],
     "scalar product in a loop": lambda x, y, w: scaled(y),
     "the same": lambda x, y, w: scaled(y),
+    "function with a rule for vmap": lambda x, y, w: accumulated(y[0]) * jax.vmap(accumulated)(y),
     "upper halves of products": lambda x, y, w: lax.mulhi(
         lax.bitcast_convert_type(y, jnp.int32), lax.bitcast_convert_type(y, jnp.int32) - 5
     ),

@@ -35,6 +35,7 @@ ALTERNATIVES: dict[str, str] = {
     **dict.fromkeys(("complex", "real", "imag", "conj"), "two arrays: real and imaginary parts"),
     "pallasite_kernel": "call the body of the other kernel with references",
     "approx_top_k": "jax.lax.top_k",
+    "new_ref": "scratch_types=[plgpu.SMEM(shape, dtype)], pl.run_scoped, or what a loop carries",
     "rng_uniform": "jax.random.uniform with a key of jax.random.key, an operand of the kernel",
     "rng_bit_generator": "jax.random.bits with a key of jax.random.key, an operand of the kernel",
     "atomic_rmw": "plgpu.atomic_add(ref.at[indices], value), and so on, which return nothing",

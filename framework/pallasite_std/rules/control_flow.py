@@ -184,6 +184,11 @@ def _custom_vjp(ctx: RuleContext, *args: Value, call_jaxpr: Any, **params: Any) 
     return ctx.lower(call_jaxpr, args)
 
 
+@rules.lowering(_jax.custom_vmap_p, *_ALL)
+def _custom_vmap(ctx: RuleContext, *args: Value, call: Any, **params: Any) -> list[Value]:
+    return ctx.lower(call, args)
+
+
 @rules.lowering(_jax.remat_p, *_ALL)
 def _remat(ctx: RuleContext, *args: Value, jaxpr: Any, **params: Any) -> list[Value]:
     return ctx.lower(jaxpr, args)
