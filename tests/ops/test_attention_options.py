@@ -17,7 +17,7 @@ from ops_support import error, exact, on, random
 import pallasite.ops
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite_hopper.ops.flash import api as hopper_attention
-from pallasite_hopper.ops.flash import terms
+from pallasite_hopper.ops.flash import single_api, terms
 from pallasite_std.ops import AttentionConfig
 from pallasite_std.ops.flash import api
 
@@ -262,6 +262,21 @@ def test_own_kernels_of_hopper(shape, dtype, options, monkeypatch):
     if "window" in options or "kv_lengths" in options:  # As if there were many keys.
         monkeypatch.setattr(terms, "SHORT", 0)
     check(shape, dtype, options, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((130, 200, 2, 2, 192, 128), {}),
+        ((70, 90, 2, 1, 160, 60), {"causal": True}),
+        ((150, 150, 1, 1, 256, 40), {}),
+        ((70, 90, 1, 1, 64, 80), {"kv_lengths": [90, 33], "soft_cap": 5.0}),
+    ],
+)
+def test_gradients_of_values_of_other_sizes_on_hopper(shape, options, monkeypatch):
+    """By the kernels of long sequences."""
+    monkeypatch.setattr(single_api, "chosen", lambda *_: None)
+    check(shape, "bfloat16", options, "sm_90a")
 
 
 @pytest.mark.parametrize(("tokens", "left"), [(1, None), (3, None), (1, 20), (4, 71), (2, 1)])

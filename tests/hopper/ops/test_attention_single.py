@@ -164,7 +164,7 @@ def operations(jaxpr):
     found = []
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        inner = equation.params.get("call_jaxpr")
+        inner = equation.params.get("call_jaxpr", equation.params.get("call"))
         if name != "pallasite_kernel" and inner is not None:
             found += operations(inner.jaxpr)
         elif name != "reshape":

@@ -170,7 +170,8 @@ def _backward(
         if period is not None:
             found = tuple(one.reshape(*batch, *one.shape[2:]) for one in found)
         return (*found, None)
-    q, k, v, out, d_out = (padded(one, 3, max(size, v_size)) for one in (q, k, v, out, d_out))
+    if v_size > size:
+        q, k = (padded(one, 3, v_size) for one in (q, k))
     gradients = attention_backward(
         q,
         k,

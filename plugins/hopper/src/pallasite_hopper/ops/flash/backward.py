@@ -50,11 +50,11 @@ def attention_backward(
       q: (batch, q_seq, q_heads, head_dim), bfloat16 or float16; head_dim up to
         256, of which those that 8 does not divide are filled up with zeros first.
       k, v: (batch, kv_seq, kv_heads, head_dim), where kv_heads divides q_heads; query head h uses
-        head h // (q_heads // kv_heads).
-      out: the attention's result, as q.
+        head h // (q_heads // kv_heads). Heads of v may have fewer elements.
+      out: the attention's result, as q, of heads of v.
       lse: (batch, q_heads, q_seq), float32: natural logarithms of the sums of exponentials;
         negative infinity for a query that sees no key. There may be more numbers at the end.
-      d_out: the gradient with respect to ``out``, as q.
+      d_out: the gradient with respect to ``out``, as it.
       causal: query i sees keys up to i + (keys - queries).
       scale: factor of the scores.
       soft_cap: scores are ``soft_cap * tanh(scores / soft_cap)``, if given.
@@ -74,12 +74,14 @@ def attention_backward(
     """
     problem = _problem(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths)
     problem = dataclasses.replace(problem, left=window[0], right=window[1])
-    _check(problem, q, out, lse, d_out)
-    size, kv_heads = problem.head_dim, problem.kv_heads
+    _check(problem, q, v, out, lse, d_out)
+    size, v_size, kv_heads = problem.head_dim, v.shape[3], problem.kv_heads
     q, k, v, out, d_out = (padded_to(array, 3, VECTOR) for array in (q, k, v, out, d_out))
     arrays = {} if extras is None else given_arrays(extras)
     terms = Terms(period, tuple(arrays))
-    problem = dataclasses.replace(problem, head_dim=head_tile(size), stored=q.shape[3], terms=terms)
+    problem = dataclasses.replace(
+        problem, head_dim=head_tile(size), stored=q.shape[3], v_stored=v.shape[3], terms=terms
+    )
     config = default_config(problem) if config is None else config
     given: list[jax.Array] = []
     if terms:
@@ -110,9 +112,10 @@ def attention_backward(
     sums, dk, dv = tiles(*operands, zeros)
     dk, dv = (_of_shared(_of_parts(one, config.parts), kv_heads) for one in (dk, dv))
     gradients = (backward_rows.convert_dq(problem, config, sums), dk, dv)
-    if size == problem.stored_dim:
-        return gradients
-    dq, dk, dv = (one[..., :size] for one in gradients)
+    dq, dk, dv = (
+        one if one.shape[3] == elements else one[..., :elements]
+        for one, elements in zip(gradients, (size, size, v_size), strict=True)
+    )
     return dq, dk, dv
 
 
@@ -150,11 +153,12 @@ def _problem(
             )
     batch, q_seq, q_heads, dim = q.shape
     _, kv_seq, kv_heads, _ = k.shape
-    if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != dim:
+    fits = k.shape[:3] == v.shape[:3] and v.shape[3] <= dim
+    if not fits or k.shape[0] != batch or k.shape[3] != dim:
         raise InvalidValueError(
             "q, k and v do not fit together",
             got=f"q {q.shape}, k {k.shape}, v {v.shape}",
-            expected="k and v alike, with the batch and head_dim of q",
+            expected="k and v alike, with the batch of q, and k with its head_dim",
         )
     if q_heads % kv_heads:
         raise InvalidValueError(
@@ -196,13 +200,14 @@ def _problem(
     )
 
 
-def _check(problem: BackwardProblem, q: Any, out: Any, lse: Any, d_out: Any) -> None:
+def _check(problem: BackwardProblem, q: Any, v: Any, out: Any, lse: Any, d_out: Any) -> None:
+    like = (*q.shape[:3], v.shape[3])
     for name, x in (("out", out), ("d_out", d_out)):
-        if x.shape != q.shape or x.dtype != q.dtype:
+        if x.shape != like or x.dtype != q.dtype:
             raise InvalidValueError(
                 f"{name} is not like q",
                 got=f"{x.dtype}{list(x.shape)}",
-                expected=f"{q.dtype}{list(q.shape)}",
+                expected=f"{q.dtype}{list(like)}",
             )
     shape = (problem.batch, problem.q_heads, problem.q_seq)
     fits = lse.ndim == 3 and lse.shape[:2] == shape[:2] and lse.shape[2] >= shape[2]

@@ -149,7 +149,8 @@ class BackwardProblem:
       left, right: keys before and after a query's own position that it sees, None for all; with
         ``causal`` none after it.
       terms: what else decides which keys are seen and what is added to scores.
-      stored: elements of a head in memory, if fewer: the copy engine fills up with zeros.
+      stored, v_stored: elements of a head of queries and keys, and of values and results, in
+        memory, if fewer: the copy engine fills up with zeros.
       sharing: heads with gradients of their own, ``kv_heads`` of them, that read the same keys and
         values.
     """
@@ -169,18 +170,32 @@ class BackwardProblem:
     right: int | None = None
     terms: Terms = Terms()
     stored: int | None = None
+    v_stored: int | None = None
     sharing: int = 1
 
     @property
     def stored_dim(self) -> int:
-        """Elements of a head in memory."""
+        """Elements of a head of queries and keys in memory."""
         return self.head_dim if self.stored is None else self.stored
 
     @property
+    def value_dim(self) -> int:
+        """Elements of a head of values and results in memory."""
+        return self.stored_dim if self.v_stored is None else self.v_stored
+
+    @property
     def head_window(self) -> tuple[Any, ...]:
-        """What a window of an array in memory has in the end: columns of a whole head in shared
-        memory, where those that do not exist are read as zero and not written."""
-        if self.stored_dim == self.head_dim:
+        """What a window of queries or keys in memory has in the end: columns of a whole head in
+        shared memory, where those that do not exist are read as zero and not written."""
+        return self._window(self.stored_dim)
+
+    @property
+    def value_window(self) -> tuple[Any, ...]:
+        """The same of values or results."""
+        return self._window(self.value_dim)
+
+    def _window(self, stored: int) -> tuple[Any, ...]:
+        if stored == self.head_dim:
             return ()
         # A value of the kernel, since a number would be checked.
         return (pl.ds(lax.add(jnp.int32(0), jnp.int32(0)), self.head_dim),)

@@ -66,9 +66,9 @@ def row_statistics(
         )
         batch, head, tile = (lax.axis_index(name) for name in ("batch", "head", "tile"))
         rows = pl.ds(tile * ROWS, ROWS)
-        plgpu.copy_gmem_to_smem(out_g.at[batch, rows, head, *problem.head_window], out_s, loaded)
+        plgpu.copy_gmem_to_smem(out_g.at[batch, rows, head, *problem.value_window], out_s, loaded)
         plgpu.copy_gmem_to_smem(
-            d_out_g.at[batch, rows, head, *problem.head_window], d_out_s, loaded
+            d_out_g.at[batch, rows, head, *problem.value_window], d_out_s, loaded
         )
         logs = lse_g[batch, head, rows]
         logs = exponents(logs)

@@ -115,7 +115,7 @@ def build(
     """
     tiles = Tiles(problem, config)
     p, c, dq = problem, config, tiles.dq
-    kv_shape = (c.parts * p.batch, p.kv_seq, p.kv_heads, p.stored_dim)
+    keys = (c.parts * p.batch, p.kv_seq, p.kv_heads)
     line = -(-c.block_q // _LINE) * _LINE
     segments = p.terms.has("q_segments")
     scratch = {
@@ -150,8 +150,8 @@ def build(
         body,
         out_type=(
             jax.ShapeDtypeStruct(tiles.sums_shape, jnp.float32),
-            jax.ShapeDtypeStruct(kv_shape, p.dtype),
-            jax.ShapeDtypeStruct(kv_shape, p.dtype),
+            jax.ShapeDtypeStruct((*keys, p.stored_dim), p.dtype),
+            jax.ShapeDtypeStruct((*keys, p.value_dim), p.dtype),
         ),
         scratch_types=scratch,
         compiler_params=plgpu.CompilerParams(
@@ -333,7 +333,7 @@ class Tiles:
         q_g, k_g, v_g, do_g, stats_g = refs
         steps = block.end - block.begin
         kv_head = block.kv_head if p.sharing == 1 else lax.div(block.kv_head, p.sharing)
-        keys = (block.batch, pl.ds(block.first_key, c.block_kv), kv_head, *p.head_window)
+        keys = (block.batch, pl.ds(block.first_key, c.block_kv), kv_head)
 
         def load(kind: int, number: Any, head: Any, tile: Any) -> None:
             """Queries and the logarithms of their sums (0), or the other gradient's tile (1)."""
@@ -349,7 +349,8 @@ class Tiles:
             def _() -> None:
                 plgpu.barrier_wait(s[f"{name}_empty"].at[stage])
 
-            rows = source.at[block.batch, queries, head, *p.head_window]
+            columns = (p.head_window, p.value_window)[kind]
+            rows = source.at[block.batch, queries, head, *columns]
             plgpu.copy_gmem_to_smem(rows, s[f"{name}_s"].at[stage], full)
             if kind == 0 and "segments_s" in s:
                 of_queries = self.given["q_segments"].at[block.batch, queries]
@@ -360,7 +361,7 @@ class Tiles:
         def fetch_all(warp: Any) -> None:
             @when((warp == 0) & (self.always_starts | (steps > 0)))
             def _() -> None:
-                plgpu.copy_gmem_to_smem(k_g.at[keys], s["k_s"], s["k_full"])
+                plgpu.copy_gmem_to_smem(k_g.at[*keys, *p.head_window], s["k_s"], s["k_full"])
 
                 def step(i: Any, group: Any) -> None:
                     head = block.kv_head * p.group + group
@@ -370,7 +371,9 @@ class Tiles:
 
                     @when(number == 0)
                     def _() -> None:
-                        plgpu.copy_gmem_to_smem(v_g.at[keys], s["v_s"], s["v_full"])
+                        plgpu.copy_gmem_to_smem(
+                            v_g.at[*keys, *p.value_window], s["v_s"], s["v_full"]
+                        )
 
                     load(1, number, head, tile)
 

@@ -315,29 +315,25 @@ class Worker:
         # Other warpgroups read the keys for the last time before they arrive here.
         plgpu.barrier_arrive(s["ds_full"])
         plgpu.barrier_wait(s["ds_full"])
-        mine, window = self.finish_windows()
-        for target, memory, sums, scale in (
-            (dv_g, s["v_s"], dv, None),
-            (dk_g, s["k_s"], dk, p.scale),
+        mine, keys, columns = self.finish_windows()
+        for target, memory, sums, scale, window in (
+            (dv_g, s["v_s"], dv, None, columns or p.value_window),
+            (dk_g, s["k_s"], dk, p.scale, columns or p.head_window),
         ):
             values = plgpu.wgmma_accumulator_load(sums, wait_n=0)
             if scale is not None:
                 values = values * scale
             memory[mine] = values.astype(p.dtype)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(memory.at[mine], target.at[window])
+            plgpu.copy_smem_to_gmem(memory.at[mine], target.at[*keys, *window])
         plgpu.wait_smem_to_gmem(0)
 
-    def finish_windows(self) -> tuple[Any, Any]:
-        """Where this warpgroup's gradients go, in shared and in global memory."""
+    def finish_windows(self) -> tuple[Any, Any, tuple[Any, ...]]:
+        """Where this warpgroup's gradients go, in shared and in global memory, and which elements
+        of the head, if not all."""
         block = self.block
         keys = pl.ds(block.first_key + self.first_key, ROWS)
-        return (self.rows, slice(None)), (
-            block.result,
-            keys,
-            block.kv_head,
-            *self.problem.head_window,
-        )
+        return (self.rows, slice(None)), (block.result, keys, block.kv_head), ()
 
 
 def worker_class(config: BackwardConfig) -> type[Worker]:
@@ -414,8 +410,9 @@ class SharedKeysWorker(Worker):
         plgpu.barrier_arrive(s["ds_empty"])
         plgpu.barrier_arrive(s["q_empty"].at[q_stage])
 
-    def finish_windows(self) -> tuple[Any, Any]:
-        """Where this warpgroup's gradients go, in shared and in global memory."""
+    def finish_windows(self) -> tuple[Any, Any, tuple[Any, ...]]:
+        """Where this warpgroup's gradients go, in shared and in global memory, and which elements
+        of the head, if not all."""
         block = self.block
         keys = pl.ds(block.first_key, ROWS)
-        return (slice(None), self.dims), (block.result, keys, block.kv_head, self.dims)
+        return (slice(None), self.dims), (block.result, keys, block.kv_head), (self.dims,)
