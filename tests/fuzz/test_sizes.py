@@ -204,6 +204,8 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
         Program("stacked", (63, 31), "float16", LANE),
         Program("flat", (9, 7), "uint8", WARPGROUP),
         Program("flat", (11, 9), "int16", LANE),
+        Program("first row", (31, 8, 7), "float32", WARPGROUP),
+        Program("part", (255,), "int8", LANE),
     ],
     ids=str,
 )

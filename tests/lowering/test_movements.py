@@ -201,7 +201,7 @@ def test_a_result_in_the_place_of_its_operand_without_automatic_barriers(semanti
     "body",
     [
         lambda x: x,
-        lambda x: x[2:],
+        lambda x: x[:, 4:],
         lambda x: x.T,
         lambda x: jnp.broadcast_to(x[:1, 3:4], x.shape),
         lambda x: jnp.concatenate([x, -x], 0),
@@ -210,6 +210,24 @@ def test_a_result_in_the_place_of_its_operand_without_automatic_barriers(semanti
 def test_what_stays_in_registers(body: Callable[[Any], Any]) -> None:
     x = numbers((12, 20), np.float32, 7)
     assert "move_elements" not in str(compiled(body, x).jaxpr)
+
+
+@pytest.mark.parametrize("semantics", list(plgpu.LoweringSemantics))
+@pytest.mark.parametrize(("size", "dtype"), [(255, np.int8), (251, np.int16), (243, np.float32)])
+def test_parts_of_rows_are_loaded_where_they_are_stored(
+    size: int, dtype: Any, semantics: plgpu.LoweringSemantics
+) -> None:
+    def kernel(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = x_ref[...][size // 3 :]
+
+    x = numbers((size,), dtype, 13)
+    called = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((size - size // 3,), dtype),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )
+    assert ".shared" not in pallasite.compile(called, x).ptx.partition("{")[2]
+    np.testing.assert_array_equal(called(x), x[size // 3 :])
 
 
 def test_powers_of_two_stay_in_registers() -> None:

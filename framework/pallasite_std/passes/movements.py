@@ -51,6 +51,9 @@ _NEAR = 4
 _SHORT = 32
 """Elements of a row, at most, of which quotients say where they are from."""
 
+_SHORT_CODE = 30
+"""Instructions, at most, of copies that are as short as those of arrays that lie as they should."""
+
 _CONFLICTS = 4
 """Accesses of a warp to one bank, at most, when arrays are transposed."""
 
@@ -305,8 +308,14 @@ class _Kernel:
                 accesses = math.prod(aval.shape) / (width * _THREADS)
                 # One element of a thread lies where its number says.
                 single = math.prod(aval.shape) <= _THREADS
-                if len(steps) > 1 or (3 * accesses < loop_code(movement) and not single):
+                if len(steps) > 1:
                     return False
+                if 3 * accesses < loop_code(movement) and not single:
+                    if math.prod(aval.shape) == sizes[0]:
+                        return False
+                    # A part would be loaded with the whole, and go through shared memory.
+                    plan = direct(movement, bits)
+                    return plan is not None and plan.instructions <= _SHORT_CODE
         count = math.gcd(movement.run, _UNIT // bits)
         if direct(movement.of_units(count), bits * count) is not None:
             return True

@@ -41,7 +41,7 @@ class Contents:
     """What the bytes of a wave's shared memory hold."""
 
     def __init__(self, wave: Wave, allocations: SharedAllocations):
-        self._size = len(wave.memory.regions["shared"].bytes)
+        self._size = -(-len(wave.memory.regions["shared"].bytes) // 16) * 16
         self._allocations = allocations
         self._stride = allocations.stride
         self._state: Array | None = None
@@ -60,12 +60,11 @@ class Contents:
         """Something was written to ``size`` bytes at each of the offsets."""
         if self._state is None and self._members is None:
             return
-        where = _bytes(offsets, size)
         if self._state is not None:
-            self._state[where] = 0
+            _fill(self._state, offsets, size, 0)
         if self._members is not None:
             number = self._member(instruction, offsets, size)
-            self._members[where] = number
+            _fill(self._members, offsets, size, number)
             if number:
                 self._written_by[number] = instruction
 
@@ -151,6 +150,20 @@ class Contents:
         within = offsets % self._stride
         inside = piece.start <= int(within.min()) and int(within.max()) + size <= piece.end
         return number if inside else 0
+
+
+def _fill(states: Array, offsets: Array, size: int, value: int) -> None:
+    """Sets the bytes at each of the offsets."""
+    width = min(size, 8)
+    aligned = not (
+        width & (width - 1) or size % width or int(np.bitwise_or.reduce(offsets)) % width
+    )
+    if size > 16 or not aligned:
+        states[_bytes(offsets, size)] = value
+        return
+    words, places = states.view(f"u{width}"), offsets // width
+    for part in range(size // width):
+        words[places + part] = value * (0x0101010101010101 & (1 << 8 * width) - 1)
 
 
 def _bytes(offsets: Array, size: int) -> Array | slice:
