@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -22,7 +21,6 @@ GROUP = 16
 """Blocks, one after the other, whose parts are combined first."""
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Role:
     """What a block combines when it is done with its range; values of the kernel.
@@ -36,6 +34,17 @@ class Role:
     kind: Any
     first: Any
     last: Any
+
+    @staticmethod
+    def of(schedule: Schedule, block: Any, begin: tuple[Any, Any, Any]) -> Role:
+        """Of a block with the first item of its range, from ``schedule.begin``: another one that it
+        has a part of goes on in a range behind."""
+        sequence, _, before = begin
+        size = schedule.start(block + 1) - schedule.start(block)
+        tiles = schedule.tiles(sequence)
+        count = lax.min(tiles - before, size)
+        shares = Shares.of(schedule, block, before, tiles - (before + count))
+        return shares.role((size > 0) & (count < tiles))
 
     @property
     def combines(self) -> Any:

@@ -172,7 +172,8 @@ def default_config(
     config = DecodeConfig(tile=tile, blocks_per_multiprocessor=shared)
     if cache is None:
         return config
-    if _shares_lines(head_dim * itemsize, cache):
+    # Elements of 8 bits are converted in registers, which do not suffice for pairs.
+    if itemsize == 2 and _shares_lines(head_dim * itemsize, cache):
         pairs = (
             dataclasses.replace(config, tile=64, heads=2, blocks_per_multiprocessor=n)
             for n in (2, 1)

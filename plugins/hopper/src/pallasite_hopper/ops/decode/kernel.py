@@ -11,7 +11,6 @@ Source: T. Dao et al., "Flash-Decoding for long-context inference", 2023.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -205,17 +204,20 @@ class _Decode:
         pl.when(warpgroup == self.config.heads)(memory)
 
         def compute() -> None:
-            zero = jnp.int32(0)
-            nothing = Item(*[zero] * len(dataclasses.fields(Item)))
-            *_, role, item = schedule.each(
+            begin = schedule.begin(block)
+            schedule.each(
                 block,
                 lambda item, first, count, tiles, carry: self._compute(
                     schedule, out, item, first, count, tiles, carry, warpgroup, block
                 ),
-                (zero, zero, Role(zero, zero, zero), nothing),
+                (jnp.int32(0), jnp.int32(0)),
+                begin,
             )
             if self.left is not None:
-                pl.when(role.combines)(lambda: self._combine(out, role, item, warpgroup, block))
+                role = Role.of(schedule, block, begin)
+                pl.when(role.combines)(
+                    lambda: self._combine(out, role, schedule.item(*begin[:2]), warpgroup, block)
+                )
             plgpu.wait_smem_to_gmem(0, wait_read_only=self.config.ahead)
 
         pl.when(warpgroup < self.config.heads)(compute)
@@ -345,12 +347,9 @@ class _Decode:
         warpgroup: Any,
         block: Any,
     ) -> Any:
-        """One item, or a part of it.
-
-        ``carry``: stage, items so far, what the block is to combine in the end, and of which item.
-        """
+        """One item, or a part of it; ``carry``: stage and items so far."""
         problem, s = self.problem, self.scratch
-        stage, items, role, shared = carry
+        stage, items = carry
         queries = lax.rem(items, _QUERY_SLOTS)
         plgpu.barrier_wait(s["q_full"].at[queries])
 
@@ -381,23 +380,20 @@ class _Decode:
 
             pl.when(whole)(write)
 
-            if self.left is not None:
-                part = values, maxima * self.factor, total
+            def leave() -> None:
                 place = (first == 0).astype(jnp.int32), block, warpgroup
-                pl.when(jnp.logical_not(whole))(lambda: self._leave(place, part))
+                self._leave(place, (values, maxima * self.factor, total))
+                shares = Shares.of(schedule, block, first, tiles - (first + count))
+                # What a block combines itself it does when it is done with all else.
+                pl.when(shares.reader != block)(lambda: self._signal(shares.reader, warpgroup))
+
+            if self.left is not None:
+                pl.when(jnp.logical_not(whole))(leave)
 
             return stage_after
 
         stage = pl.run_scoped(scope, plgpu.ACC((problem.head_tile, problem.columns), jnp.float32))
-        if self.left is not None:
-            shares = Shares.of(schedule, block, first, tiles - (first + count))
-            own = shares.role(count < tiles)
-            signals = (first + count < tiles) & jnp.logical_not(own.leads)
-            pl.when(signals)(lambda: self._signal(shares.reader, warpgroup))
-            role, shared = jax.tree.map(
-                lambda new, old: jnp.where(own.combines, new, old), (own, item), (role, shared)
-            )
-        return stage, items + 1, role, shared
+        return stage, items + 1
 
     def _leave(self, place: tuple[Any, ...], part: tuple[Any, Any, Any]) -> None:
         """Writes a transposed result, its maxima and sums."""

@@ -14,7 +14,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -70,7 +69,6 @@ class Problem(DecodeProblem):
         return self.group_parts * (self.tokens // self.lane_tokens)
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Item:
     """One part of the queries of a sequence; values of the kernel.
@@ -200,17 +198,21 @@ class Schedule:
             hidden=self._hidden(self.length(sequence)),
         )
 
-    def each(self, block: Any, body: Callable[..., Any], carry: Any) -> Any:
+    def begin(self, block: Any) -> tuple[Any, Any, Any]:
+        """What :meth:`find` says of a block's first tile; of some one if it has none, since an
+        empty range may begin beyond the last tile."""
+        start = self.start(block)
+        return self.find(jnp.where(self.start(block + 1) > start, start, jnp.int32(0)))
+
+    def each(self, block: Any, body: Callable[..., Any], carry: Any, begin: Any = None) -> Any:
         """``carry = body(item, first, count, tiles, carry)`` for each item of a block's range.
 
         ``first`` and ``count`` are the tiles of the item that the range has, ``tiles`` is how many
-        the item has.
+        the item has. ``begin`` is :meth:`begin` of the block, if that is known.
         """
-        start = self.start(block)
-        remaining = self.start(block + 1) - start
+        remaining = self.start(block + 1) - self.start(block)
         zero = jnp.int32(0)
-        # An empty range may begin beyond the last tile.
-        sequence, unit, first = self.find(jnp.where(remaining > 0, start, zero))
+        sequence, unit, first = self.begin(block) if begin is None else begin
 
         def more(state: Any) -> Any:
             return state[3] > 0
