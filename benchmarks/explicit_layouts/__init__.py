@@ -68,7 +68,6 @@ def _replacements() -> tuple[tuple[str, str, Any], ...]:
     from explicit_layouts import (
         backward_rows,
         backward_tiles,
-        combine,
         decode,
         dense,
         forward,
@@ -94,6 +93,5 @@ def _replacements() -> tuple[tuple[str, str, Any], ...]:
         ("flash.backward", "backward_rows", backward_rows),
         ("flash.backward", "backward_tiles", backward_tiles),
         ("decode.api", "kernel", decode),
-        ("decode.api", "combine", combine),
-        ("decode.api", "_kernels", kept(decode_api._kernels.__wrapped__)),
+        ("decode.api", "_kernel", kept(decode_api._kernel.__wrapped__)),
     )
