@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallasite_hopper.ops import matmul_configs
+from pallasite_hopper.ops import MatmulConfig, matmul_configs
 from pallasite_hopper.ops.dense.choice import batched_config, default_config
 from pallasite_hopper.ops.dense.cost import Sizes, nanoseconds
 from pallasite_hopper.ops.dense.turned import left_to_xla as turned_left_to_xla
@@ -75,3 +75,19 @@ def test_tiles_of_the_transposed_product(m):
     assert config.swap and -(-m // config.tile_n) * config.tile_n < m + 64
     for one in matmul_configs(m, 4096, 4096, BFLOAT16, transpose_a=True):
         assert not one.swap or one.tile_n % 64 == 0 or one.tile_n >= m
+
+
+@pytest.mark.parametrize("m", [88, 104, 112, 120])
+@pytest.mark.parametrize(("n", "k"), [(4096, 9001), (1152, 5600), (8192, 6317)])
+def test_few_columns_of_a_transposed_operand(m, n, k):
+    """Rows of a that lie across k are copied in pieces as long as the swizzle: tiles as wide as
+    they are, but of pieces of 16 or 32 bytes, take long where blocks have much to copy; where rows
+    lie along k they do not."""
+    narrow = MatmulConfig(swap=True, tile_m=64, tile_n=m, stages=6, warpgroups=1)
+    wide = dataclasses.replace(narrow, tile_n=128)
+    across, along = Sizes(m, n, k, 2, 2, transpose_a=True), Sizes(m, n, k, 2, 2)
+    assert nanoseconds(narrow, across) > nanoseconds(wide, across)
+    assert nanoseconds(narrow, along) < nanoseconds(wide, along)
+    chosen = default_config(across, "H200")
+    width = chosen.tile_n if chosen.swap else chosen.tile_m
+    assert width % 64 == 0 or chosen.tile_m > 64

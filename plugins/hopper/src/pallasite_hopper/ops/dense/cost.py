@@ -50,6 +50,8 @@ class Rates:
       multicast: share more of a step's time for blocks of a cluster, which wait for what each of
         them reads alone, if that were all of a step's bytes.
       multicast_apart: exponent of the share of the bytes that it is.
+      multicast_across: the same for blocks of a cluster whose operands both lie across k, in rows
+        that do not all begin at lines of the cache.
       split: the same for blocks that share the steps of a tile.
       memory: bytes that the GPU moves from and to its memory in a nanosecond.
       block_memory: bytes that one block moves from memory in a nanosecond at most.
@@ -124,6 +126,7 @@ class Rates:
     step_overlap: float
     multicast: float
     multicast_apart: float
+    multicast_across: float
     split: float
     memory: float
     block_memory: float
@@ -198,6 +201,7 @@ H200 = Rates(
     step_overlap=2.85,
     multicast=0.224,
     multicast_apart=1.48,
+    multicast_across=0.1,
     split=0.0569,
     memory=4460.0,
     block_memory=136.0,
@@ -298,7 +302,10 @@ H200_CHOICE = dataclasses.replace(
 """Those by which configurations for operands of 16 bits are compared. They are not those whose
 times are nearest: what they choose of 838 sets of times is 1.2 % slower than the fastest in the
 mean, where the other rates choose what is 1.5 % slower (``benchmarks/gemm_fit.py --choice``). Those
-of parts of k, from ``second`` on, are of 98 further sets."""
+of parts of k, from ``second`` on, are of 98 further sets. ``multicast_across`` and
+what pieces of rows take are of 94 products of a transposed operand of few columns, most of whose
+rows do not begin at lines: what is chosen of those measured is 1 to 4 % slower than the fastest
+(25 % before)."""
 
 H100_CHOICE = dataclasses.replace(
     H200_CHOICE,
@@ -404,8 +411,9 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     row_a = (sizes.pitch_m or m) if sizes.transpose_a else k
     row_b = k if sizes.transpose_b else (sizes.pitch_n or n)
     read_a, read_b = (1 + rates.misaligned * bool(row * size % _LINE) for row in (row_a, row_b))
+    asked_a, asked_b = map(max, _least_shares(config, sizes), (read_a, read_b))
     if config.swap:
-        m, n, read_a, read_b = n, m, read_b, read_a
+        m, n, read_a, read_b, asked_a, asked_b = n, m, read_b, read_a, asked_b, asked_a
     along_m, along_n = config.cluster_m, config.cluster_n
     m_tiles = math.ceil(m / (config.tile_m * along_m))
     n_tiles = math.ceil(n / (config.tile_n * along_n))
@@ -424,8 +432,8 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     count = config.tile_m * config.tile_n / (_MMA_ROWS * width) * depth / _MMA_DEPTH
     mma = count * cycles / rates.clock * config.resident
     beyond_m, beyond_n = _beyond(m, config.tile_m), _beyond(n, config.tile_n)
-    rows = (config.tile_m + rates.empty * beyond_m) * read_a / along_n
-    columns = (config.tile_n + rates.empty * beyond_n) * read_b / along_m
+    rows = (config.tile_m + rates.empty * beyond_m) * asked_a / along_n
+    columns = (config.tile_n + rates.empty * beyond_n) * asked_b / along_m
     read = (rows + columns) * depth
     fill = read * max(active / rates.l2, config.resident / rates.port)
     step = _norm(mma, fill, rates.step_overlap)
@@ -438,6 +446,8 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
         apart = config.tile_m * (along_n == 1) + config.tile_n * (along_m == 1)
         apart_share = apart / (config.tile_m + config.tile_n)
         step *= 1 + rates.multicast * apart_share**rates.multicast_apart
+        if along_n > 1 and sizes.transpose_a and not sizes.transpose_b and read_a * read_b > 1:
+            step *= 1 + rates.multicast_across
     step *= 1 + rates.split * (config.split_k > 1) - rates.parts_step * (config.parts > 1)
     stages = max(2, min(config.stages, math.ceil(units / resident) * steps))
     once = (sizes.m + sizes.n * sizes.matrices) * sizes.batch
@@ -484,6 +494,16 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     if config.parts > 1:
         time += rates.second + partial / rates.partial
     return time
+
+
+def _least_shares(config: MatmulConfig, sizes: Sizes) -> tuple[float, float]:
+    """How many times as long as whole lines of the L2 cache the rows of both operands take, by what
+    the copy engine asks for at once: of operands that lie across k, pieces as long as the widest
+    swizzle that divides the tile's rows, of 112 elements of 16 bits seven pieces."""
+    m, n = (config.tile_n, config.tile_m) if config.swap else (config.tile_m, config.tile_n)
+    across = (m, sizes.transpose_a), (n, not sizes.transpose_b)
+    of_a, of_b = (_LINE / math.gcd(row * sizes.size, _LINE) if is_ else 1.0 for row, is_ in across)
+    return of_a, of_b
 
 
 def _read_first(
