@@ -64,8 +64,8 @@ _contexts: dict[int, Any] = {}
 _initialized = False
 
 _DEBUG_NOISE = re.compile(
-    r"^(?:\$L__(?:tmp|func_begin|func_end)\d+:|\t\.section\s+\.debug_macinfo\s*\{\s*\})\n",
-    re.MULTILINE,
+    r"(?m)^(?:\$L__(?:tmp|func_begin|func_end)\d+:|\t\.section\s+\.debug_macinfo\s*\{\s*\}"
+    r"|\t// begin inline asm\n\s*// end inline asm)\n"
 )
 _POSITION = re.compile(r":(\d+):\d+: error: (.*)")
 
@@ -250,5 +250,5 @@ def emit(module: Any, target: Target, machine: Any = None) -> str:
     """The PTX of an llvmlite module; by default from the target machine of this process."""
     with _lock, contextlib.nullcontext() if machine else interrupts.deferred():
         ptx = str((machine or target_machine(target)).emit_assembly(module))
-    # Labels for debug sections that do not exist, and an empty section.
+    # Labels for debug sections that do not exist, an empty section, and assembly of no instruction.
     return _DEBUG_NOISE.sub("", ptx)
