@@ -286,11 +286,15 @@ def test_default_configuration():
 
 
 def test_configurations_fit_in_shared_memory():
-    for m in (1, 16, 100, 128, 512, 4096):
-        for bits in (4, 8):
-            for config in mixed_configs(m, 4096, 4096, bits):
-                assert config.shared_bytes(bits, 2) <= 227 * 1024
-            assert len(mixed_configs(m, 4096, 4096, bits)) >= 5
+    """Also where blocks share the tiles that the default leaves for last."""
+    shared = 0
+    for m, bits in itertools.product((1, 16, 64, 100, 128, 512, 4096), (4, 8)):
+        for n, k in ((4096, 4096), (8192, 8192), (18176, 4608), (9216, 3072)):
+            configs = mixed_configs(m, n, k, bits)
+            shared += configs[0].last_parts > 1
+            assert all(config.shared_bytes(bits, 2) <= 227 * 1024 for config in configs)
+            assert len(configs) >= 5
+    assert shared
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def default_config(
     best = min(found, key=rank)
     rounds = -(-_tiles(best, m, n) * best.split_k // H200.multiprocessors)
     shared = weight_bits == 4 and best.tile_m == 256 and n % 256 == 0 and not group
-    if shared and rounds >= _ROUNDS_OF_PAIRS and best.split_k == 1:
+    if shared and rounds >= _ROUNDS_OF_PAIRS and best.parts == 1:
         best = dataclasses.replace(best, cluster=2).filled(weight_bits, out_size, group)
     return _with_epilogue(best, weight_bits, out_size, group)
 
@@ -211,7 +211,12 @@ def mixed_configs(
                 if split * cluster > 8 or (cluster == 2 and default.tile_m % 16):
                     continue
                 config = dataclasses.replace(
-                    default, tile_k=tile_k, pieces=pieces, split_k=split, cluster=cluster
+                    default,
+                    tile_k=tile_k,
+                    pieces=pieces,
+                    split_k=split,
+                    cluster=cluster,
+                    last_parts=default.last_parts if split == cluster == 1 else 1,
                 ).filled(weight_bits, out_size, group)
                 if k >= tile_k * split and config.stages >= 3:
                     found.append(config)
