@@ -28,6 +28,14 @@ from pallasite_std.ops.rows.kernel import (
     resident_parameters,
     row_kernel,
 )
+from pallasite_std.ops.rows.norm_stages import (
+    LANE_REGISTERS,
+    MOST_STAGES,
+    UNIT,
+    available_registers,
+    needed_registers,
+    staged_rows,
+)
 from pallasite_std.ops.rows.pipelined import Pipeline, fewest, pipelined_row_kernel
 from pallasite_std.ops.rows.pipelines import gradient_pipeline, row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
@@ -57,8 +65,6 @@ UNSUMMED = Registers(alone=32, shared=32, crowded=16, area=2048)
 as long on an H200."""
 HELD = 8
 """Elements that a lane may have of a row if the weight stays in registers, too."""
-PAIRED = 10
-"""The same if two rows are worked on at a time, as is better where there are two sums."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,7 +301,7 @@ def forward(
         params = resident_parameters(tiling, dtype, params, least)
         return row_kernel(alone(body), rows, tiling, out_types, norm.name, exchanges, params)
     parts, staging = streamed
-    most_held = HELD_SHARE * _WARPGROUPS / parts.threads
+    most_held = HELD_SHARE * LANE_REGISTERS / parts.threads
     return folding_row_kernel(
         body, no_sums, rows, parts, blocks, 0, out_types, norm.name, exchanges, staging,
         params, vectors, most_held=most_held,
@@ -620,9 +626,11 @@ def _gradient_tiling(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) 
         return one.threads * -(-one.chunk // (4 * LANES)) * 4 * LANES
 
     def suits(one: RowTiling) -> bool:
-        whole = one.resident and one.chunk * size_of(dtype) % _UNIT == 0
+        whole = one.resident and one.chunk * size_of(dtype) % UNIT == 0
         long = padded(one) >= one.threads * _LEAST_CHUNK and one.chunk <= _MOST_CHUNK
-        return whole and long and 0.93 * _registers(one, sums) <= _available(one, 1)
+        if not (whole and long):
+            return False
+        return 0.93 * needed_registers(one, sums) <= available_registers(one, 1)
 
     counts = range(MOST_WARPGROUPS, 2, -1)
     others = [RowTiling(1, threads, columns // threads, columns) for threads in counts]
@@ -718,7 +726,7 @@ def backward(
 
     def finish(first: Any, block: Any, sums: tuple[Any, ...], *refs: Any) -> None:
         for ref, value in zip(refs[len(refs) - len(sums) :], sums, strict=True):
-            ref[block, pl.ds(first, tiling.chunk)] = value
+            ref[block, pl.ds(first, value.shape[0])] = value
 
     name, exchanges = f"{norm.name}_gradient", norm.moments
     dtypes = _matrices(norm, dtype)
@@ -731,12 +739,8 @@ def backward(
         blocks = multiprocessors * tile.resident
         out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
 
-        def finish_columns(first: Any, block: Any, sums: tuple[Any, ...], *refs: Any) -> None:
-            for ref, value in zip(refs[len(refs) - len(sums) :], sums, strict=True):
-                ref[block, pl.ds(first, columns)] = value
-
         return folding_tile_kernel(
-            body, finish_columns, rows, columns, tile, blocks, dtypes, count, out_types, name,
+            body, finish, rows, columns, tile, blocks, dtypes, count, out_types, name,
             [of_rows.stop] if norm.weight else [], of_rows, parameters(dtype),
         )  # fmt: skip
     plan = _kept(norm, rows, columns, dtype, multiprocessors, shared_memory)
@@ -744,12 +748,8 @@ def backward(
         blocks = fewest(rows, multiprocessors * plan.resident)
         out_types += [jax.ShapeDtypeStruct((blocks, columns), jnp.float32)] * count
 
-        def finish_kept(first: Any, block: Any, sums: tuple[Any, ...], *refs: Any) -> None:
-            for ref, value in zip(refs[len(refs) - len(sums) :], sums, strict=True):
-                ref[block, pl.ds(first, value.shape[0])] = value
-
         return kept_row_kernel(
-            body, finish_kept, rows, columns, plan, blocks, dtypes, count, out_types, name,
+            body, finish, rows, columns, plan, blocks, dtypes, count, out_types, name,
             exchanges, [of_rows.stop] if norm.weight else [], of_rows, parameters(dtype),
         )  # fmt: skip
     pipeline = _pipeline(norm, rows, columns, dtype, multiprocessors, shared_memory)
@@ -757,12 +757,8 @@ def backward(
         groups = pipeline.groups(multiprocessors, rows)
         out_types += [jax.ShapeDtypeStruct((groups, columns), jnp.float32)] * count
 
-        def finish_part(first: Any, group: Any, sums: tuple[Any, ...], *refs: Any) -> None:
-            for ref, value in zip(refs[len(refs) - len(sums) :], sums, strict=True):
-                ref[group, pl.ds(first, value.shape[0])] = value
-
         return pipelined_row_kernel(
-            body, finish_part, rows, pipeline, groups, dtypes,
+            body, finish, rows, pipeline, groups, dtypes,
             [("sum",) * norm.moments], count, out_types, name,
             [of_rows.stop] if norm.weight else [], of_rows,
             plgpu.CompilerParams(approx_math=size_of(dtype) < 4, min_blocks=pipeline.resident),
@@ -801,55 +797,3 @@ FEWEST_BLOCKS = True
 
 LEAST_STEPS = 1
 """Rows, or groups of them, of each block at least, if all multiprocessors have blocks."""
-
-_UNIT = 16
-"""Bytes of which rows that are copied in one piece consist."""
-MOST_STAGES = 4
-_WARPGROUPS = 512
-"""Registers of a multiprocessor by lanes of a warpgroup."""
-_TEMPORARIES = (28, 1.5, 88)
-"""Registers of a lane besides sums: some, more for each element of its columns, and at most."""
-
-
-def _registers(tiling: RowTiling, sums: int) -> float:
-    """Registers of a lane that the gradients need, about."""
-    least, each, most = _TEMPORARIES
-    elements = tiling.height * tiling.chunk / LANES
-    return min(least + each * elements, most) + sums * elements + (sums > 1)
-
-
-def _available(tiling: RowTiling, resident: int) -> int:
-    """Registers of a lane if a multiprocessor has so many blocks: multiples of 8."""
-    return _WARPGROUPS // (tiling.threads * resident) // 8 * 8
-
-
-def staged_rows(
-    tiling: RowTiling, rows: int, sums: int, dtypes: tuple[np.dtype[Any], ...], shared_memory: int
-) -> tuple[int, Staging | None]:
-    """How many blocks a multiprocessor has, and how their rows are fetched before their turn: None
-    where they cannot be, or shared memory does not suffice.
-
-    Args:
-      tiling: whose warpgroups hold the rows.
-      rows: of the matrices.
-      sums: that each lane keeps for its columns.
-      dtypes: of the matrices that are read.
-      shared_memory: bytes that a block may use for it; a multiprocessor has little more.
-    """
-    most = max(1, round(8 / tiling.threads))
-    sizes = [size_of(dtype) for dtype in dtypes]
-    if any(tiling.chunk * size % _UNIT for size in sizes):
-        return most, None
-    stage = sum(sizes) * tiling.height * tiling.columns
-    for resident in range(most, 0, -1):
-        if resident > 1 and _registers(tiling, sums) > _available(tiling, resident):
-            continue
-        room = (shared_memory - 4096) // (resident * stage)
-        paired = tiling.threads > 1 and sums > 1 and tiling.chunk <= PAIRED * LANES
-        # What pads the elements of lanes takes registers, too.
-        paired = paired and tiling.chunk % (2 * LANES) == 0
-        if paired and room >= 4 and rows >= 2:
-            return resident, Staging(min(MOST_STAGES, room // 2), dtypes, together=2)
-        if room >= 2:
-            return resident, Staging(min(MOST_STAGES, room), dtypes)
-    return most, None
