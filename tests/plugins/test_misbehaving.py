@@ -454,18 +454,6 @@ class _Rules:
         return self.rules.lowering_rules
 
 
-@pytest.fixture
-def registered():
-    names = []
-
-    def register(one, name="bad"):
-        names.append(plugins.register(one, name))
-
-    yield register
-    for name in names:
-        plugins.unregister(name)
-
-
 @pytest.mark.parametrize(
     "value",
     [None, "text", 3, [], (), dataclasses.fields, float],

@@ -39,18 +39,6 @@ def plugin(hook, function):
     return types.SimpleNamespace(**{hook: hookimpl(function)})
 
 
-@pytest.fixture
-def registered():
-    names = []
-
-    def register(one):
-        names.append(plugins.register(one, "bad"))
-
-    yield register
-    for name in names:
-        plugins.unregister(name)
-
-
 def kernel():
     @plgpu.kernel(out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
     def twice(x_ref, o_ref):
