@@ -35,6 +35,8 @@ import timing
 from pallasite import ops
 
 F32 = jnp.float32
+GENERATOR = "unsafe_rbg"
+"""Of random numbers: programs that draw compile fast."""
 NARROW = {"fp8": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2, "int8": jnp.int8}
 KINDS = (
     *("norm",) * 6,
@@ -48,7 +50,7 @@ KINDS = (
 PLACES = ("rows", "rows", "rows", "batch", "vmap", "transposed")
 VOCABULARIES = (32000, 32003, 50257, 50280, 65536, 92416, 100277, 128256, 151643, 151936, 152064)
 HEADS = (32, 64, 64, 80, 96, 128, 128, 128, 192, 256)
-SIZES = (2, 16, 64, 128, 128, 128, 256)
+SIZES = (1 / 32, 1 / 2, 2, 4, 16, 64, 128, 128, 128, 256)
 """MiB of a matrix."""
 
 
@@ -119,7 +121,7 @@ def form_of(dice: random.Random) -> Form:
     """A form."""
     kind, place = dice.choice(KINDS), dice.choice(PLACES)
     dtype = dice.choice(("bfloat16", "bfloat16", "float32", "float16"))
-    elements = dice.choice(SIZES) * 2**20 // np.dtype(dtype).itemsize
+    elements = int(dice.choice(SIZES) * 2**20) // np.dtype(dtype).itemsize
     columns, options = width(dice), list[str]()
     if dice.random() < 0.1:
         columns = dice.choice((32000, 65536, 152064, 200003, 600000))
@@ -324,7 +326,7 @@ def placed(form: Form) -> tuple[Callable[..., Any], Callable[..., Any], Callable
     def draw() -> list[Any]:
         arrays = []
         for number, (kind, shape, dtype) in enumerate(kinds):
-            key = jax.random.key(number)
+            key = jax.random.key(number, impl=GENERATOR)
             if form.place == "transposed" and batched[number] and len(shape) == 2:
                 shape = shape[::-1]
             if form.place in ("batch", "vmap") and batched[number]:
@@ -365,6 +367,7 @@ def placed(form: Form) -> tuple[Callable[..., Any], Callable[..., Any], Callable
 def prepare(item: tuple[Form, tuple[str, ...]]) -> Callable[[], Row]:
     """Compiles and starts everything of a form and of ways, and returns what measures it."""
     form, ways = item
+    row_shapes.timer()  # Not while the others wait with their measurements.
     ours, xla, draw, count = placed(form)
     given = jax.eval_shape(draw)
     operands, programs = rows.compiled(draw), dict[str, tuple[Any, Any]]()
@@ -373,7 +376,7 @@ def prepare(item: tuple[Form, tuple[str, ...]]) -> Callable[[], Row]:
 
         def draw_cotangents() -> Any:
             leaves, tree = jax.tree.flatten(outs)
-            keys = jax.random.split(jax.random.key(99), len(leaves))
+            keys = jax.random.split(jax.random.key(99, impl=GENERATOR), len(leaves))
             pairs = zip(keys, leaves, strict=True)
             return jax.tree.unflatten(
                 tree, [jax.random.normal(key, one.shape, one.dtype) for key, one in pairs]
@@ -497,8 +500,6 @@ def main() -> int:
     if jax.default_backend() != "gpu":
         parser.error(f"it needs a GPU, and JAX is on {jax.default_backend()!r}")
     print(harness.machine())
-    rates = [harness.copy_bandwidth(128 * 2**20)[0] for _ in range(3)]
-    print("copies of 128 MiB, TB/s:", [rate / 1e12 for rate in rates])
     outcomes = side_by_side.prepared(
         prepare,
         [(one, tuple(arguments.ways)) for one in forms],
@@ -511,9 +512,11 @@ def main() -> int:
         if arguments.lines:
             with open(arguments.lines, "a") as out:
                 out.write(json.dumps(dataclasses.asdict(row)) + "\n")
-        return f"{form}: { ({name: round(1e3 * ms, 2) for name, ms in row.ms.items()}) }"
+        return f"{item[0]}: { ({name: round(1e3 * ms, 2) for name, ms in row.ms.items()}) }"
 
     found, failed = side_by_side.collected(outcomes, show=show)
+    rates = [harness.copy_bandwidth(128 * 2**20)[0] for _ in range(3)]
+    print("copies of 128 MiB, TB/s:", [rate / 1e12 for rate in rates])
     table(found, statistics.median(rates))
     harness.write_json(arguments.json, "row_forms", found)
     return 1 if failed or any(row.failed for row in found) else 0
