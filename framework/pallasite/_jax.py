@@ -56,6 +56,7 @@ from jax._src.pallas import core as _pallas_core
 from jax._src.pallas import mpmd as _mpmd
 from jax._src.pallas import pallas_call as _pallas_call
 from jax._src.pallas import primitives as _pallas_primitives
+from jax._src.random import core as _random
 from jax._src.random import prng as _prng
 from jax._src.random import threefry2x32 as _threefry2x32
 from jax._src.state import discharge as _discharge
@@ -212,6 +213,7 @@ custom_vmap_p = _custom_batching.custom_vmap_p
 eval_jaxpr_p = _partial_eval.eval_jaxpr_p
 jit_p = _pjit.jit_p
 remat_p = _ad_checkpoint.remat_p
+random_clone_p = _random.random_clone_p
 iota_2x32_shape_p = _prng.iota_2x32_shape_p
 random_unwrap_p = _prng.random_unwrap_p
 random_wrap_p = _prng.random_wrap_p

@@ -41,18 +41,18 @@ def test_returned_value():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the body of kernel kernel captures an array of shape (64,)
-      got: float32[64]
-      expected: only scalars and references are captured
+    HERE: the body of kernel kernel captures an array of shape (64, 32)
+      got: float32[64,32]
+      expected: references, and arrays of up to 4096 bytes
       try: pass the array as an operand of the kernel
     """,
 )
 def test_captured_array():
-    table = np.arange(64, dtype=np.float32)
+    table = np.zeros((64, 32), np.float32)
 
     @make()
     def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...] + jnp.asarray(table)  # here
+        o_ref[...] = x_ref[...] + jnp.asarray(table)[0, 0]  # here
 
     build(kernel)
 
@@ -60,9 +60,9 @@ def test_captured_array():
 @refused(
     InvalidValueError,
     r"""
-    HERE: the body of kernel kernel captures an array of shape (64,)
-      got: float32[64]
-      expected: only scalars and references are captured
+    HERE: the body of kernel kernel captures an array of shape (64, 32)
+      got: float32[64,32]
+      expected: references, and arrays of up to 4096 bytes
       try: pass the array as an operand of the kernel
     """,
 )
@@ -70,11 +70,11 @@ def test_captured_tracer():
     def function(x, scale):
         @make()
         def kernel(x_ref, o_ref):
-            o_ref[...] = x_ref[...] * scale  # here
+            o_ref[...] = x_ref[...] * scale[0, 0]  # here
 
         return kernel(x)
 
-    build(function, array(128, 64), array(64))
+    build(function, array(128, 64), array(64, 32))
 
 
 @refused(

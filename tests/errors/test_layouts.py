@@ -244,18 +244,22 @@ def test_load_with_strides():
 
 
 @refused(
-    InvalidValueError,
+    UnsupportedError,
     r"""
-    HERE: the body of kernel kernel captures an array of shape (4,)
+    HERE: the kernel captures an array constant
       got: float32[4]
-      expected: only scalars and references are captured
-      try: pass the array as an operand of the kernel
+      expected: scalars, or arrays of one repeated value
+      try: pass the array to the kernel as an input
     """,
 )
-def test_constant_table():
+def test_constant_table_of_a_jitted_function():
+    @jax.jit
+    def scaled(x):
+        return x * np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+
     @make((4,))
     def kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...] * np.array([1.0, 2.0, 3.0, 4.0], np.float32)  # here
+        o_ref[...] = scaled(x_ref[...])  # here
 
     build(kernel, array(4))
 

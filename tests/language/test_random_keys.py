@@ -52,6 +52,13 @@ def test_a_key_and_keys(semantics):
     equal(jax.jit(kernel(splits, SPLIT, compiler_params=params))(KEY), jax.random.split(KEY, 3))
 
 
+def test_clone():
+    def body(key_ref, out_ref):
+        out_ref[...] = bits(jax.random.clone(key_ref[...]))
+
+    equal(kernel(body, DRAWN)(KEY), bits(KEY))
+
+
 def test_a_program_for_each_key():
     """Keys in a grid, through shared memory, one to each result."""
 

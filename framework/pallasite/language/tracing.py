@@ -18,6 +18,9 @@ from pallasite.language.mesh import Mesh
 from pallasite.language.params import CompilerParams
 from pallasite.language.spec import KernelSpec
 
+LARGEST_CAPTURED = 4096
+"""Bytes of a captured array, which each thread loads into registers at the start of the kernel."""
+
 _mesh: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 
@@ -55,10 +58,6 @@ def is_of_keys(aval: Any) -> bool:
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
-def _is_scalar(aval: Any) -> bool:
-    return isinstance(aval, _jax.ShapedArray) and aval.shape == ()
-
-
 def trace_kernel(
     body: Callable[..., None],
     in_avals: Sequence[Any],
@@ -74,8 +73,8 @@ def trace_kernel(
     """Traces ``body(*input_refs, *output_refs)`` on flat array types.
 
     Returns the spec and the values that the body captured, which are further operands: they follow
-    the inputs. References are captured as they are; a scalar becomes an input of shape ``()``, or a
-    literal if it is known. Raises InvalidValueError on any other captured array.
+    the inputs. References are captured as they are; arrays become inputs that are loaded, known
+    scalars literals. Raises InvalidValueError on an array that is too large for registers.
 
     References to random keys are those of the body; the spec's types are of their words.
     """
@@ -130,18 +129,20 @@ def _lift_captured(
     sources: list[Any] = []  # for each constant: a literal, or (position, whether to load it)
     for variable, const in zip(jaxpr.constvars, jaxpr.consts, strict=True):
         aval = _jax.typeof(const)
-        if not isinstance(aval, _jax.AbstractRef) and not _is_scalar(aval):
+        is_array = not isinstance(aval, _jax.AbstractRef)
+        if is_array and aval.size * aval.dtype.itemsize > LARGEST_CAPTURED:
             raise InvalidValueError(
                 f"the body of kernel {name} captures an array of shape {aval.shape}",
                 got=aval,
-                expected="only scalars and references are captured",
+                expected=f"references, and arrays of up to {LARGEST_CAPTURED} bytes",
                 hint="pass the array as an operand of the kernel",
                 location=_first_use(jaxpr, variable) or location,
             )
-        if _is_scalar(aval) and not isinstance(const, _jax.Tracer) and not is_of_keys(aval):
+        known = is_array and not isinstance(const, _jax.Tracer) and not is_of_keys(aval)
+        if known and aval.shape == ():
             sources.append(np.asarray(const)[()])
         else:
-            sources.append((len(captured), _is_scalar(aval)))
+            sources.append((len(captured), is_array))
             captured.append(const)
 
     def body(*refs: Any) -> list[Any]:
@@ -158,12 +159,8 @@ def _lift_captured(
         return []
 
     avals = [v.aval for v in jaxpr.invars]
-    lifted_avals = [
-        _gmem_ref(_jax.typeof(value))
-        if _is_scalar(_jax.typeof(value))
-        else _gmem_ref(_jax.typeof(value).inner_aval)
-        for value in captured
-    ]
+    types = map(_jax.typeof, captured)
+    lifted_avals = [_gmem_ref(getattr(one, "inner_aval", one)) for one in types]
     avals = [*avals[:num_inputs], *lifted_avals, *avals[num_inputs:]]
     with kernel_environment(mesh):
         new, _ = _jax.trace_to_jaxpr(

@@ -94,6 +94,7 @@ from pallasite._jax import pp_var as pp_var
 from pallasite._jax import pretty_printer as pretty_printer
 from pallasite._jax import program_id_p as program_id_p
 from pallasite._jax import raised_by_user as raised_by_user
+from pallasite._jax import random_clone_p as random_clone_p
 from pallasite._jax import random_unwrap_p as random_unwrap_p
 from pallasite._jax import random_wrap_p as random_wrap_p
 from pallasite._jax import reciprocal_p as reciprocal_p

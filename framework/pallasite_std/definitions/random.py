@@ -71,6 +71,7 @@ def _seed(seeds: Any, *, impl: Any) -> list[Any]:
 DEFINITIONS = {
     primitives.threefry2x32_p: Definition(_threefry2x32),
     _jax.iota_2x32_shape_p: Definition(_iota_2x32_shape),
+    _jax.random_clone_p: Definition(_same),
     _jax.random_wrap_p: Definition(_same),
     _jax.random_unwrap_p: Definition(_same),
     primitives.random_seed_p: Definition(_seed),

@@ -11,7 +11,11 @@ from jax.experimental import pallas as pl
 from pallasite.plugin import InvalidTypeError, UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.language import CompilerParams, KernelSpec, Mesh, trace_kernel
-from pallasite_std.front_ends.pallas_call import Scratch, source_location
+from pallasite_std.front_ends.pallas_call import (
+    Scratch,
+    check_no_captured,
+    source_location,
+)
 from pallasite_std.rewriting import evaluate
 
 
@@ -81,5 +85,5 @@ def mesh_kernel_spec(
         location=location,
         debug=debug,
     )
-    assert not captured
+    check_no_captured(captured, location)
     return spec

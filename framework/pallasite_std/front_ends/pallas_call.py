@@ -92,6 +92,17 @@ def _check_block(mapping: Any, location: SourceLocation | None) -> None:
         )
 
 
+def check_no_captured(captured: Sequence[Any], location: SourceLocation | None) -> None:
+    """Raises UnsupportedError if the functions that a kernel calls hold arrays."""
+    if captured:
+        raise UnsupportedError(
+            "the kernel calls a jitted function that captures an array",
+            got=", ".join(_jax.typeof(one).str_short() for one in captured),
+            hint="pass the array as an operand of the kernel",
+            location=location,
+        )
+
+
 def _check_grid(grid_mapping: Any, location: SourceLocation | None) -> None:
     if grid_mapping.num_dynamic_grid_bounds:
         raise UnsupportedError(
@@ -247,7 +258,7 @@ def pallas_call_spec(
         location=location,
         debug=debug,
     )
-    assert not captured
+    check_no_captured(captured, location)
     if debug:
         print(f"{spec.name}:\n{spec.jaxpr}")
     return spec
