@@ -54,7 +54,9 @@ if TYPE_CHECKING:
     from pallasite_std.ops.decode.arguments import decoded as decoded
     from pallasite_std.ops.decode.arguments import paged_call as paged_call
     from pallasite_std.ops.dense.arguments import matmul_call as matmul_call
-    from pallasite_std.ops.dense.batching import mapped_product as mapped_product
+    from pallasite_std.ops.dense.arrangement import MATRIX as MATRIX
+    from pallasite_std.ops.dense.arrangement import Batch as Batch
+    from pallasite_std.ops.dense.arrangement import mapped_product as mapped_product
     from pallasite_std.ops.dense.epilogue import Epilogue as Epilogue
     from pallasite_std.ops.dense.gated import gated_product as gated_product
     from pallasite_std.ops.dense.gradient import differentiable_product as differentiable_product
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from pallasite_std.ops.flash.kernels import AttentionView as AttentionView
     from pallasite_std.ops.flash.kernels import over_keys as over_keys
     from pallasite_std.ops.flash.kernels import over_queries as over_queries
+    from pallasite_std.ops.flash.residuals import two_numbers as two_numbers
     from pallasite_std.ops.mixed.arguments import MixedProblem as MixedProblem
     from pallasite_std.ops.mixed.arguments import mixed_call as mixed_call
     from pallasite_std.ops.mixed.arguments import multiplied as multiplied
@@ -88,10 +91,12 @@ if TYPE_CHECKING:
     from pallasite_std.ops.rows.gated import Activation as Activation
     from pallasite_std.ops.rows.gated import gated_activation as gated_activation
     from pallasite_std.ops.softmax import LOG2_E as LOG2_E
+    from pallasite_std.ops.softmax import LOWEST as LOWEST
     from pallasite_std.ops.softmax import broadcast_rows as broadcast_rows
     from pallasite_std.ops.softmax import cap as cap
     from pallasite_std.ops.softmax import exponents as exponents
     from pallasite_std.ops.softmax import lowest as lowest
+    from pallasite_std.ops.softmax import normalized as normalized
     from pallasite_std.primitives import arguments as arguments
     from pallasite_std.primitives import arrays as arrays
     from pallasite_std.primitives import barriers as barriers
@@ -170,7 +175,7 @@ _NAMES = {
         "paged_call",
     ),
     "ops.dense.arguments": ("matmul_call",),
-    "ops.dense.batching": ("mapped_product",),
+    "ops.dense.arrangement": ("MATRIX", "Batch", "mapped_product"),
     "ops.dense.epilogue": ("Epilogue",),
     "ops.dense.gradient": ("differentiable_product",),
     "ops.dense.problem": ("MatmulCall", "MatmulProblem"),
@@ -186,13 +191,22 @@ _NAMES = {
     "ops.flash.api": ("portable_gradients",),
     "ops.flash.gradient": ("differentiable_attention",),
     "ops.flash.kernels": ("AttentionProblem", "AttentionView", "over_keys", "over_queries"),
+    "ops.flash.residuals": ("two_numbers",),
     "ops.mixed.arguments": ("MixedProblem", "mixed_call", "multiplied"),
     "ops.dense.gated": ("gated_product",),
     "ops.rows.gated": ("Activation", "gated_activation"),
     "ops.padding": ("aligned", "padded", "padded_columns", "whole_vector"),
     "ops.ragged.arguments": ("ragged_call", "transposed_ragged_call"),
     "ops.ragged.gradient": ("differentiable_ragged",),
-    "ops.softmax": ("LOG2_E", "broadcast_rows", "cap", "exponents", "lowest"),
+    "ops.softmax": (
+        "LOG2_E",
+        "LOWEST",
+        "broadcast_rows",
+        "cap",
+        "exponents",
+        "lowest",
+        "normalized",
+    ),
     "copies.tensor_map_types": ("element_code",),
     "primitives.copies": ("copy_gmem_to_smem_p", "copy_smem_to_gmem_p"),
     "primitives.copy_options": ("CopyPartition", "Partitioned"),

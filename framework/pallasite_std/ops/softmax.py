@@ -19,13 +19,16 @@ LOG2_E = math.log2(math.e)
 
 _LARGEST = float(np.finfo(np.float32).max)
 
+LOWEST = -_LARGEST
+"""Where row maxima begin: no finite score is lower, and minus infinity differs from it."""
+
 
 def lowest(factor: float) -> float:
-    """Where row maxima begin: below any sensible score, and finite after the factor."""
-    return -_LARGEST / 4 / max(1.0, factor)
+    """Where row maxima begin that are multiplied by a factor first: finite after it."""
+    return LOWEST / max(1.0, factor)
 
 
-_COARSE = -float(1 << 24)
+COARSE = -float(1 << 24)
 """Logarithm of a row's sum from which on down float32 has no fractions: of how many keys it is, is
 lost in it."""
 
@@ -37,9 +40,24 @@ def exponents(logarithms: Any) -> Any:
       logarithms: natural logarithms of the sums of exponentials, of rows.
 
     Infinite, so that the row has no weights, where it sees no key or where every key has so low a
-    score that the weights cannot be told from the sum, as with a bias of -1e9 for all of them.
+    score that the weights cannot be told from the sum: see :func:`normalized` for these.
     """
-    return jnp.where(logarithms <= _COARSE, jnp.inf, logarithms * LOG2_E)
+    return jnp.where(logarithms <= COARSE, jnp.inf, logarithms * LOG2_E)
+
+
+def normalized(scores: Any, factor: float, maxima: Any, logarithms: Any) -> Any:
+    """The weights of a gradient, from scores that are computed again.
+
+    Args:
+      scores: of a tile; minus infinity for keys that a row does not see.
+      factor: of the scores in exponents of 2.
+      maxima, logarithms: of rows, as matrices: the largest score, and the logarithm to base 2 of
+        the sum of weights that are relative to it; infinite for rows without weights.
+
+    No weight is above one, even where scores are so large that another order of additions changes
+    them by more than that.
+    """
+    return jnp.exp2(jnp.minimum((scores - maxima) * factor - logarithms, 0.0))
 
 
 def broadcast_rows(rows: Any, columns: int) -> Any:
@@ -53,11 +71,11 @@ def cap(scores: Any, scale: float, soft_cap: float) -> Any:
     return soft_cap - (2 * soft_cap) / (grown + 1)
 
 
-def start(rows: int, columns: int, factor: float) -> tuple[Any, Any, Any]:
+def start(rows: int, columns: int) -> tuple[Any, Any, Any]:
     """What :func:`accumulate` begins with, for results of (rows, columns)."""
     return (
         jnp.zeros((rows, columns), jnp.float32),
-        jnp.full((rows,), lowest(factor), jnp.float32),
+        jnp.full((rows,), LOWEST, jnp.float32),
         jnp.zeros((rows,), jnp.float32),
     )
 
@@ -81,13 +99,14 @@ def accumulate(
     return multiply(acc * broadcast_rows(shrink, acc.shape[1]), weights), larger, total
 
 
-def finish(carry: tuple[Any, Any, Any], factor: float) -> tuple[Any, Any]:
-    """Results, and the natural logarithms of the sums of exponentials.
+def finish(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    """Results, row maxima, and the natural logarithms of the sums relative to them.
 
-    Rows that see no key have zeros and minus infinity.
+    Rows that see no key have zeros, zero and minus infinity.
     """
     acc, largest, total = carry
     empty = total == 0
     inverse = jnp.where(empty, 0.0, 1 / total)
-    logarithm = jnp.log(total) + largest * (factor / LOG2_E)
-    return acc * broadcast_rows(inverse, acc.shape[1]), jnp.where(empty, -jnp.inf, logarithm)
+    logarithm = jnp.where(empty, -jnp.inf, jnp.log(total))
+    result = acc * broadcast_rows(inverse, acc.shape[1])
+    return result, jnp.where(empty, 0.0, largest), logarithm

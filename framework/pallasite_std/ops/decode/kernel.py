@@ -146,13 +146,13 @@ def build(problem: DecodeProblem, tiling: Tiling) -> Callable[..., Any]:
 
             return softmax.accumulate(carry, scores, factor, multiply)
 
-        carry = softmax.start(rows, head_dim, factor)
+        carry = softmax.start(rows, head_dim)
         carry = over_steps(count, stages, loaded, fetch, attend, carry)
-        result, logarithm = softmax.finish(carry, factor)
+        result, largest, logarithm = softmax.finish(carry)
         if factors is not None:
             result = result * factors[1][head]
         out[split, batch, head, window] = result
-        lse[split, batch, head, window] = logarithm
+        lse[split, batch, head, window] = largest * (factor / softmax.LOG2_E) + logarithm
 
     shape = (tiling.splits, problem.batch, problem.kv_heads, row_tiles * rows)
     kernel: Callable[..., Any] = plgpu.kernel(

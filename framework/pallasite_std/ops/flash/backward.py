@@ -21,10 +21,11 @@ from pallasite.plugin import select_target
 from pallasite_std.ops.arguments import matched
 from pallasite_std.ops.flash.arguments import Extras
 from pallasite_std.ops.flash.problem import Problem, View
+from pallasite_std.ops.flash.residuals import in_parts, unit
 from pallasite_std.ops.flash.steps import INDEX, SPANS, over_keys, over_queries, with_operands
 from pallasite_std.ops.padding import padded
 from pallasite_std.ops.rings import PARAMS, over_steps
-from pallasite_std.ops.softmax import broadcast_rows, exponents
+from pallasite_std.ops.softmax import broadcast_rows, normalized
 
 
 def gradients(
@@ -43,15 +44,17 @@ def gradients(
     Args:
       problem: what was computed, without operands.
       q, k, v, out, d_out: operands, result and its cotangent; (batch, sequence, heads, head_dim).
-      lse: (batch, q_heads, q_seq), natural logarithms of the sums of exponentials.
+      lse: natural logarithms of the sums of exponentials, as of ``residuals.py``.
       extras: the other arrays.
       with_bias: whether the gradient of the bias is wanted; it is None otherwise.
     """
     tile = _tile(problem, extras)
     products = out.astype(jnp.float32) * d_out.astype(jnp.float32)
     deltas = padded(jnp.sum(products, axis=-1).transpose(0, 2, 1), 2, tile)
-    logarithms = padded(exponents(lse), 2, tile)
-    operands = (q, k, v, d_out, logarithms, deltas)
+    own = in_parts(lse, unit(problem.scale, problem.soft_cap, extras))
+    parts = (padded(one[..., : problem.q_seq], 2, tile) for one in own)
+    statistics = jnp.stack([*parts, deltas], axis=2)
+    operands = (q, k, v, d_out, statistics)
     cut = (tile, *_steps(problem, tile))
     width = cut[1]
     of_queries, arrays = with_operands(problem, extras, tile, width)
@@ -142,8 +145,7 @@ def _queries(problem: Problem, tile: int, width: int, stages: int, kind: Any) ->
         k: Any,
         v: Any,
         d_out: Any,
-        logarithms: Any,
-        deltas: Any,
+        statistics: Any,
         *rest: Any,
         q_smem: Any,
         d_smem: Any,
@@ -168,8 +170,7 @@ def _queries(problem: Problem, tile: int, width: int, stages: int, kind: Any) ->
 
         plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_smem, q_loaded)
         plgpu.copy_gmem_to_smem(d_out.at[batch, rows, head], d_smem, q_loaded)
-        logarithm = logarithms[batch, head, rows]
-        delta = deltas[batch, head, rows]
+        of_rows = [statistics[batch, head, number, rows] for number in range(3)]
         plgpu.barrier_wait(q_loaded)
 
         def step(step: Any, stage: Any, acc: Any) -> Any:
@@ -177,11 +178,12 @@ def _queries(problem: Problem, tile: int, width: int, stages: int, kind: Any) ->
             zero = jnp.zeros((tile, width), jnp.float32)
             products = plgpu.mma(zero, q_smem[...], k_smem[stage].T)
             scores, capped = view.scores(products, start, key, keys_axis=1)
-            shown = view.masked(scores * problem.factor, start, key, keys_axis=1)
-            weights = jnp.exp2(shown - broadcast_rows(logarithm, width))
+            shown = view.masked(scores, start, key, keys_axis=1)
+            largest, logarithm, delta = (broadcast_rows(one, width) for one in of_rows)
+            weights = normalized(shown, problem.factor, largest, logarithm)
             d_weights = plgpu.mma(zero, d_smem[...], v_smem[stage].T)
             d_weights = view.dropped(d_weights, start, key, keys_axis=1)
-            d_scores = weights * (d_weights - broadcast_rows(delta, width))
+            d_scores = weights * (d_weights - delta)
             if with_bias:
                 d_bias[0][batch, head, rows, pl.ds(key, width)] = d_scores.astype(kind)
             d_products = d_scores * problem.slope(capped)
@@ -198,7 +200,7 @@ def _queries(problem: Problem, tile: int, width: int, stages: int, kind: Any) ->
     aliases = {}
     if with_bias:
         outputs.append(jax.ShapeDtypeStruct(_scores_shape(problem, tile, width), kind))
-        aliases = {6 + len(problem.operands): 1} if fills else {}
+        aliases = {5 + len(problem.operands): 1} if fills else {}
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
         out_type=tuple(outputs),
@@ -232,8 +234,7 @@ def _keys(problem: Problem, tile: int, width: int, stages: int, kind: None) -> C
         k: Any,
         v: Any,
         d_out: Any,
-        logarithms: Any,
-        deltas: Any,
+        statistics: Any,
         *rest: Any,
         k_smem: Any,
         v_smem: Any,
@@ -269,19 +270,21 @@ def _keys(problem: Problem, tile: int, width: int, stages: int, kind: None) -> C
         def step(step: Any, stage: Any, carry: Any) -> Any:
             key_sums, value_sums = carry
             head, query = place(step)
-            logarithm = logarithms[batch, head, pl.ds(query, width)]
-            delta = deltas[batch, head, pl.ds(query, width)]
+            columns = pl.ds(query, width)
+            largest, logarithm, delta = (
+                _columns(statistics[batch, head, number, columns], tile) for number in range(3)
+            )
             here = view.with_head(head)
             zero = jnp.zeros((tile, width), jnp.float32)
             products = plgpu.mma(zero, k_smem[...], q_smem[stage].T)
             scores, capped = here.scores(products, query, start, keys_axis=0)
-            shown = here.masked(scores * problem.factor, query, start, keys_axis=0)
-            weights = jnp.exp2(shown - _columns(logarithm, tile))
+            shown = here.masked(scores, query, start, keys_axis=0)
+            weights = normalized(shown, problem.factor, largest, logarithm)
             used = here.dropped(weights, query, start, keys_axis=0)
             value_sums = plgpu.mma(value_sums, used.astype(dtype), d_smem[stage])
             d_weights = plgpu.mma(zero, v_smem[...], d_smem[stage].T)
             d_weights = here.dropped(d_weights, query, start, keys_axis=0)
-            d_scores = weights * (d_weights - _columns(delta, tile)) * problem.slope(capped)
+            d_scores = weights * (d_weights - delta) * problem.slope(capped)
             return plgpu.mma(key_sums, d_scores.astype(dtype), q_smem[stage]), value_sums
 
         zeros = tuple(jnp.zeros((tile, size), jnp.float32) for size in (head_dim, v_dim))

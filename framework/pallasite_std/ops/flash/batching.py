@@ -42,7 +42,7 @@ def forward_of_batches(function: Callable[..., tuple[Any, ...]], split: Split) -
             if array is None:
                 found.append(None)
                 continue
-            array = split(given[0], given[1], rows, array)[:, :, : q.shape[2]]
+            array = split(given[0], given[1], rows, array)[..., : q.shape[2]]
             found.append(_as_one_leaves_it(array, size, q.shape[1], like.shape))
         result = tuple(found)
         return result, jax.tree.map(lambda _: True, result)
@@ -124,7 +124,7 @@ def _extras_of(size: int, batch: int, marks: Extras, extras: Extras) -> Extras:
 def _by_queries(lse: Any, batch: int, length: int) -> Any:
     """(calls * batch, q_heads, q_seq) of log-sum-exp of calls, as these left it: whole tiles for
     each batch, or the batches of a call one after the other."""
-    size, rows, heads, _ = lse.shape
+    size, rows, heads = lse.shape[:3]
     if rows == batch:
         return _joined(lse[..., :length])
     found = lse[:, 0, :, : batch * length].reshape(size, heads, batch, length)
@@ -137,4 +137,4 @@ def _as_one_leaves_it(lse: Any, size: int, batch: int, shape: tuple[int, ...]) -
     if shape[0] != batch:
         found = jnp.moveaxis(found, 1, 2)
         found = found.reshape(size, 1, found.shape[1], -1)
-    return padded(found, 3, shape[2])
+    return padded(found, found.ndim - 1, shape[-1])

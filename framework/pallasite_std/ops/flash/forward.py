@@ -29,8 +29,8 @@ def build(problem: Problem, config: AttentionConfig, residuals: bool) -> Callabl
     """The kernel as a function of (q, k, v, operands...), the latter as the problem lists them.
 
     Returns:
-      A function that returns a tuple of the result and, with ``residuals``, log-sum-exp as
-      (batch, q_heads, q_seq rounded up to whole tiles).
+      A function that returns a tuple of the result and, with ``residuals``, the two parts of
+      log-sum-exp (see ``residuals.py``), with q_seq rounded up to whole tiles.
     """
     head_dim, v_dim, dtype = problem.head_dim, problem.v_dim, problem.dtype
     block_q, block_kv, stages = config.block_q, config.block_kv, config.stages
@@ -88,20 +88,21 @@ def build(problem: Problem, config: AttentionConfig, residuals: bool) -> Callabl
 
             return softmax.accumulate(carry, scores, problem.factor, multiply)
 
-        carry = softmax.start(block_q, v_dim, problem.factor)
+        carry = softmax.start(block_q, v_dim)
         carry = over_steps(steps.count, stages, loaded, fetch, attend, carry)
-        result, logarithm = softmax.finish(carry, problem.factor)
+        result, *parts = softmax.finish(carry)
         staging = q_smem if out_smem is None else out_smem
         staging[...] = result.astype(dtype)
         plgpu.copy_smem_to_gmem(staging, out.at[batch, rows, head])
         if residuals:
-            lse[0][batch, head, rows] = logarithm
+            for number, part in enumerate(parts):
+                lse[0][batch, head, number, rows] = part
         plgpu.wait_smem_to_gmem(0)
 
     shape = (problem.batch, problem.q_seq, problem.q_heads, v_dim)
     outputs = [jax.ShapeDtypeStruct(shape, dtype)]
     if residuals:
-        rows = (problem.batch, problem.q_heads, tiles * block_q)
+        rows = (problem.batch, problem.q_heads, 2, tiles * block_q)
         outputs.append(jax.ShapeDtypeStruct(rows, jnp.float32))
     scratch = {
         "q_smem": plgpu.SMEM((block_q, head_dim), dtype),

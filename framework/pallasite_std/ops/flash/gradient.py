@@ -14,6 +14,7 @@ from pallasite.plugin.jax_internals import current_user_location
 from pallasite_std.ops.arguments import in_32_bits, matched, without_derivatives, zeros
 from pallasite_std.ops.flash.arguments import AttentionCall, Extras
 from pallasite_std.ops.flash.batching import backward_of_batches, forward_of_batches
+from pallasite_std.ops.flash.residuals import joined, unit
 
 type Gradients = tuple[Any, Any, Any, Any]
 """Of q, k, v and the bias, the last one None if it is not wanted."""
@@ -28,7 +29,8 @@ def differentiable_attention(
     ``attention_backward``: of (q, k, v, extras, out, lse, d_out, call).
 
     Args:
-      forward: takes the same and whether log-sum-exp is wanted; returns the result, and it.
+      forward: takes the same and whether log-sum-exp is wanted; returns the result, and it, as one
+        number or two of ``residuals.py``.
       backward: takes the call, (q, k, v, extras, out, lse), the cotangent and whether the gradient
         of the bias is wanted; returns those of q, k, v and, if it is, the bias.
       of_queries: of q, k, extras and the log-sum-exp that ``forward`` returns: that of each head
@@ -36,6 +38,8 @@ def differentiable_attention(
     """
 
     def split(q: Any, k: Any, extras: Extras, lse: Any) -> Any:
+        if lse.ndim == 4:
+            return lse[..., : q.shape[1]]
         if of_queries is None or lse.shape[2:] == q.shape[1:2]:
             return lse
         return of_queries(q, k, extras, lse)
@@ -119,7 +123,7 @@ def differentiable_attention(
         out, lse = without_derivatives(
             "attention_forward", "attention() has derivatives", function
         )(*_matched(q, k, v, extras))
-        return out, split(q, k, extras, lse)
+        return out, joined(split(q, k, extras, lse), unit(call.scale, call.soft_cap, extras))
 
     def gradients(q: Any, k: Any, v: Any, extras: Extras, *rest: Any) -> tuple[Any, Any, Any]:
         out, lse, d_out, call = rest

@@ -128,7 +128,7 @@ def combined(
       The transposed results (head_tile, columns), maxima and sums (columns,).
     """
     results, maxima, sums = parts
-    lowest = softmax.lowest(1.0)
+    lowest = softmax.LOWEST
     elements = problem.head_tile * problem.columns // 128
     at_once = max(1, min(8, 64 // elements))  # Parts whose loads overlap and fit the registers.
     count = role.parts(block)
@@ -139,7 +139,7 @@ def combined(
         for number in range(at_once):
             part = turn * at_once + number
             place = (*role.place(lax.min(part, count - 1), block), head)
-            part_maxima = jnp.where(part < count, maxima[place], 2 * lowest)
+            part_maxima = jnp.where(part < count, maxima[place], -jnp.inf)
             loaded.append((part_maxima, sums[place], results[place]))
         larger = largest
         for part_maxima, _, _ in loaded:

@@ -120,7 +120,7 @@ def write_results(
     problem: Problem, values: Any, sums: Any, staging: Any, out: Any, item: Item, head: Any
 ) -> None:
     """Divides transposed results (head_tile, columns) by their sums and writes them."""
-    inverse = jnp.where(sums > 0, 1 / sums, 0.0)
+    inverse = jnp.where(sums == 0, 0.0, 1 / sums)
     scaled = values * lax.broadcast_in_dim(inverse, values.shape, (1,))
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     plgpu.transpose_ref(staging, (1, 0))[...] = scaled.astype(problem.dtype)
@@ -465,10 +465,11 @@ class _Decode:
         limit = item.length - tile * config.tile
         scores = self._shown(scores, limit, item)
         larger = jnp.maximum(maxima, jnp.max(scores, axis=0))
-        scaled = larger * self.factor
+        factors = softmax.factors(larger, self.factor)
         # The difference first: with a product in a multiply-add, equal extremes do not cancel.
-        shrink = jnp.exp2((maxima - larger) * self.factor)
-        weights = jnp.exp2(scores * self.factor - _spread(scaled, config.tile))
+        shrink = jnp.exp2((maxima - larger) * factors)
+        factors, scaled = (_spread(one, config.tile) for one in (factors, larger * factors))
+        weights = jnp.exp2(scores * factors - scaled)
         s["p_smem"].at[warpgroup][...] = weights.astype(problem.weights_dtype)
         plgpu.commit_smem()
         partial = [weights[start : start + _ROWS] for start in range(0, config.tile, _ROWS)]

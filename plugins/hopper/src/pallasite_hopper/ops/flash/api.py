@@ -46,9 +46,10 @@ from pallasite_std.api import (
     padded,
     portable_gradients,
     random_array,
+    two_numbers,
 )
 
-_VERSION = 1
+_VERSION = 2
 """Of the kernel, for what was measured."""
 
 
@@ -153,6 +154,8 @@ def _backward(
             hint="attention of bfloat16 has; convert q, k and v before",
         )
     q, k, v, extras, out, lse = residuals
+    if extras.bias is not None or extras.slopes is not None:
+        lse = two_numbers(lse, 1.0)
     if with_bias:
         residuals = (*residuals[:-1], _of_queries(q, k, extras, lse))
         return portable_gradients(options, residuals, d_out, with_bias)
@@ -332,7 +335,7 @@ def _of_queries(q: Any, k: Any, extras: Extras, lse: Any) -> Any:
     sequences may follow each other."""
     batch, length, heads, _ = q.shape
     if packed_period(q, k, extras) is None or lse.shape[0] == batch:
-        return lse[:, :, :length]
+        return lse[..., :length]
     return jnp.moveaxis(lse[0, :, : batch * length].reshape(heads, batch, length), 1, 0)
 
 

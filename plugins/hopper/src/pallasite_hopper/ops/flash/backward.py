@@ -53,7 +53,9 @@ def attention_backward(
         head h // (q_heads // kv_heads). Heads of v may have fewer elements.
       out: the attention's result, as q, of heads of v.
       lse: (batch, q_heads, q_seq), float32: natural logarithms of the sums of exponentials;
-        negative infinity for a query that sees no key. There may be more numbers at the end.
+        negative infinity for a query that sees no key. There may be more numbers at the end. With a
+        bias or slopes (batch, q_heads, 2, q_seq): the largest scores, and the logarithms relative
+        to these.
       d_out: the gradient with respect to ``out``, as it.
       causal: query i sees keys up to i + (keys - queries).
       scale: factor of the scores.
@@ -74,11 +76,11 @@ def attention_backward(
     """
     problem = _problem(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths)
     problem = dataclasses.replace(problem, left=window[0], right=window[1])
-    _check(problem, q, v, out, lse, d_out)
-    size, v_size, kv_heads = problem.head_dim, v.shape[3], problem.kv_heads
-    q, k, v, out, d_out = (padded_to(array, 3, VECTOR) for array in (q, k, v, out, d_out))
     arrays = {} if extras is None else given_arrays(extras)
     terms = Terms(period, tuple(arrays))
+    _check(problem, q, v, out, lse, d_out, terms.biased)
+    size, v_size, kv_heads = problem.head_dim, v.shape[3], problem.kv_heads
+    q, k, v, out, d_out = (padded_to(array, 3, VECTOR) for array in (q, k, v, out, d_out))
     problem = dataclasses.replace(
         problem, head_dim=head_tile(size), stored=q.shape[3], v_stored=v.shape[3], terms=terms
     )
@@ -200,7 +202,9 @@ def _problem(
     )
 
 
-def _check(problem: BackwardProblem, q: Any, v: Any, out: Any, lse: Any, d_out: Any) -> None:
+def _check(
+    problem: BackwardProblem, q: Any, v: Any, out: Any, lse: Any, d_out: Any, biased: bool
+) -> None:
     like = (*q.shape[:3], v.shape[3])
     for name, x in (("out", out), ("d_out", d_out)):
         if x.shape != like or x.dtype != q.dtype:
@@ -209,8 +213,9 @@ def _check(problem: BackwardProblem, q: Any, v: Any, out: Any, lse: Any, d_out: 
                 got=f"{x.dtype}{list(x.shape)}",
                 expected=f"{q.dtype}{list(like)}",
             )
-    shape = (problem.batch, problem.q_heads, problem.q_seq)
-    fits = lse.ndim == 3 and lse.shape[:2] == shape[:2] and lse.shape[2] >= shape[2]
+    numbers = (2,) if biased else ()
+    shape = (problem.batch, problem.q_heads, *numbers, problem.q_seq)
+    fits = lse.ndim == len(shape) and lse.shape[:-1] == shape[:-1] and lse.shape[-1] >= shape[-1]
     if not fits or lse.dtype != jnp.float32:
         raise InvalidValueError(
             "lse does not have one number for each head and query",

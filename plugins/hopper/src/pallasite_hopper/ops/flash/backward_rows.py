@@ -11,10 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
-from pallasite_hopper.ops.flash.backward_config import (
-    BackwardConfig,
-    BackwardProblem,
-)
+from pallasite_hopper.ops.flash.backward_config import LOG2_E, BackwardConfig, BackwardProblem
 from pallasite_hopper.ops.flash.backward_tiles import DqParts
 from pallasite_std.api import exponents
 
@@ -39,16 +36,17 @@ def row_statistics(
     Args:
       problem: extents.
       out, d_out: (batch, q_seq, q_heads, elements of a head).
-      lse: (batch, q_heads, q_seq or more), natural logarithms. Those of queries that do not exist
-        do not count, as the gradient of their results is zero, but must not be NaN.
+      lse: (batch, q_heads, q_seq or more), natural logarithms, or (batch, q_heads, 2, q_seq or
+        more), the largest scores and logarithms relative to these. Those of queries that do not
+        exist do not count, as the gradient of their results is zero, but must not be NaN.
       q_lengths: (batch,), or None.
       padded: rows of the result, a multiple of 64.
       sums_shape: (batch, q_heads, ...), of what the gradient of the queries is added to.
 
     Returns:
-      (batch, q_heads, 2, padded) of float32: the logarithms to base 2 of the sums, infinite for
-      queries that see nothing and that do not exist, and ``sum(out * d_out)``; and zeros of
-      float32, of ``sums_shape``.
+      (batch, q_heads, 2 or 3, padded), float32: the logarithms to base 2 of the sums, infinite for
+      queries that see nothing and that do not exist, ``sum(out * d_out)`` and, if they are given,
+      the largest scores; and zeros of float32, of ``sums_shape``.
     """
     dim, tiles = problem.head_dim, padded // ROWS
     # Each block writes its part of the zeros.
@@ -56,9 +54,10 @@ def row_statistics(
     each = -(-lines // tiles)
     each += -each % _LINES
     written = -(-lines // each) * each
-    rest = padded - lse.shape[2]
+    rest, two = padded - lse.shape[-1], lse.ndim == 4
     if rest > 0:
-        lse = jnp.pad(lse, ((0, 0), (0, 0), (0, rest)), constant_values=math.inf)
+        filled = 0.0 if two else math.inf
+        lse = jnp.pad(lse, (*[(0, 0)] * (lse.ndim - 1), (0, rest)), constant_values=filled)
 
     def body(out_g: Any, d_out_g: Any, lse_g: Any, *refs: Any) -> None:
         lengths_g, (stats_g, zeros_g, out_s, d_out_s, loaded) = (
@@ -70,8 +69,12 @@ def row_statistics(
         plgpu.copy_gmem_to_smem(
             d_out_g.at[batch, rows, head, *problem.value_window], d_out_s, loaded
         )
-        logs = lse_g[batch, head, rows]
-        logs = exponents(logs)
+        if two:
+            stats_g[batch, head, 2, rows] = lse_g[batch, head, 0, rows]
+            logs = lse_g[batch, head, 1, rows] * LOG2_E
+            logs = jnp.where(logs == -jnp.inf, jnp.inf, logs)
+        else:
+            logs = exponents(lse_g[batch, head, rows])
         if lengths_g is not None:
             number = lax.iota(jnp.int32, ROWS)
             logs = jnp.where(number + tile * ROWS < lengths_g[batch], logs, jnp.inf)
@@ -89,7 +92,7 @@ def row_statistics(
     kernel = plgpu.kernel(
         body,
         out_type=(
-            jax.ShapeDtypeStruct((problem.batch, problem.q_heads, 2, padded), jnp.float32),
+            jax.ShapeDtypeStruct((problem.batch, problem.q_heads, 2 + two, padded), jnp.float32),
             jax.ShapeDtypeStruct((*sums_shape[:2], written, sums_shape[-1]), jnp.float32),
         ),
         scratch_types=[

@@ -117,7 +117,7 @@ def build(
     p, c, dq = problem, config, tiles.dq
     keys = (c.parts * p.batch, p.kv_seq, p.kv_heads)
     line = -(-c.block_q // _LINE) * _LINE
-    segments = p.terms.has("q_segments")
+    segments, biased = p.terms.has("q_segments"), p.terms.biased
     scratch = {
         "k_s": plgpu.SMEM((c.block_kv, p.head_dim), p.dtype),
         "v_s": plgpu.SMEM((c.block_kv, p.head_dim), p.dtype),
@@ -130,7 +130,7 @@ def build(
         "delta_s": plgpu.SMEM((c.d_out_stages, line), jnp.float32),
         "k_full": plgpu.Barrier(),
         "v_full": plgpu.Barrier(),
-        "q_full": plgpu.Barrier(num_arrivals=2 + segments, num_barriers=c.q_stages),
+        "q_full": plgpu.Barrier(num_arrivals=2 + segments + biased, num_barriers=c.q_stages),
         "q_empty": plgpu.Barrier(num_arrivals=c.warpgroups, num_barriers=c.q_stages),
         "do_full": plgpu.Barrier(num_arrivals=2, num_barriers=c.d_out_stages),
         "do_empty": plgpu.Barrier(num_arrivals=c.warpgroups, num_barriers=c.d_out_stages),
@@ -141,6 +141,8 @@ def build(
         del scratch["p_s"]
     if segments:
         scratch["segments_s"] = plgpu.SMEM((c.q_stages, line), jnp.int32)
+    if biased:
+        scratch["max_s"] = plgpu.SMEM((c.q_stages, line), jnp.float32)
     operands = (7 if p.has_lengths else 6) + len(p.terms.names)
 
     def body(*refs: Any, **scratch_refs: Any) -> None:
@@ -336,7 +338,7 @@ class Tiles:
         keys = (block.batch, pl.ds(block.first_key, c.block_kv), kv_head)
 
         def load(kind: int, number: Any, head: Any, tile: Any) -> None:
-            """Queries and the logarithms of their sums (0), or the other gradient's tile (1)."""
+            """Queries and what normalizes their weights (0), or the other gradient's tile (1)."""
             name, source, stages, line = (
                 ("q", q_g, c.q_stages, s["log_s"]),
                 ("do", do_g, c.d_out_stages, s["delta_s"]),
@@ -355,6 +357,9 @@ class Tiles:
             if kind == 0 and "segments_s" in s:
                 of_queries = self.given["q_segments"].at[block.batch, queries]
                 plgpu.copy_gmem_to_smem(of_queries, s["segments_s"].at[stage, 0 : c.block_q], full)
+            if kind == 0 and "max_s" in s:
+                numbers = stats_g.at[block.batch, head, 2, queries]
+                plgpu.copy_gmem_to_smem(numbers, s["max_s"].at[stage, 0 : c.block_q], full)
             numbers = stats_g.at[block.batch, head, kind, queries]
             plgpu.copy_gmem_to_smem(numbers, line.at[stage, 0 : c.block_q], full)
 

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.flash.backward_config import LOG2_E, ROWS, BackwardConfig
+from pallasite_hopper.ops.flash.softmax import cap, normalized
 
 if TYPE_CHECKING:
     from pallasite_hopper.ops.flash.backward_tiles import Block, Tiles
@@ -166,19 +167,27 @@ class Worker:
         """
         c, p, s = self.config, self.problem, self.s
         x = plgpu.wgmma_accumulator_load(scores, wait_n=waits)
-        logs = self.of_queries(s["log_s"], self.q_stage(step.number))
+        stage = self.q_stage(step.number)
+        logs = self.of_queries(s["log_s"], stage)
         if c.ahead == "dk":
             # The last matmul of the step before is over too.
             before = self.q_stage(step.number + (c.q_stages - 1))
             plgpu.barrier_arrive(s["q_empty"].at[before], predicate=step.number > 0)
         slope = None
-        if p.soft_cap is None:
-            x = self.biased(step, x * (p.scale * LOG2_E)) - logs
+        if p.terms.biased:
+            # Scores as the forward has them, to the last bit: a large bias rounds them.
+            x = x * p.scale if p.soft_cap is None else cap(x, p.scale, p.soft_cap)
+            if p.soft_cap is not None:
+                bend = x * (1 / p.soft_cap)
+                slope = 1.0 - bend * bend
+            maxima = self.of_queries(s["max_s"], stage)
+            probabilities = normalized(self.biased(step, x), LOG2_E, maxima, logs)
+        elif p.soft_cap is None:
+            probabilities = jnp.exp2(x * (p.scale * LOG2_E) - logs)
         else:
             bend = jnp.tanh(x * (p.scale / p.soft_cap))
-            x = self.biased(step, bend * (p.soft_cap * LOG2_E)) - logs
+            probabilities = jnp.exp2(bend * (p.soft_cap * LOG2_E) - logs)
             slope = 1.0 - bend * bend
-        probabilities = jnp.exp2(x)
         if step.mask:
             probabilities = jnp.where(self.visible(step), probabilities, 0.0)
         return probabilities, slope
@@ -190,10 +199,8 @@ class Worker:
         return (ds if slope is None else ds * slope).astype(self.problem.dtype)
 
     def biased(self, step: _Step, scores: Any) -> Any:
-        """Scores, in exponents of 2, with what is added to them."""
+        """Scores with what is added to them."""
         terms, block = self.problem.terms, self.block
-        if not terms.biased:
-            return scores
         head = block.kv_head * self.problem.group + step.group
         key = block.first_key + self.first_key
         query = self.tiles.q_tile(block, step.i) * self.config.block_q + self.first_query
@@ -201,12 +208,12 @@ class Worker:
             bias = self.tiles.given["bias"].at[terms.entry("bias", block.batch, head)]
             window = (pl.ds(key, ROWS), pl.ds(query, self.queries))
             added = plgpu.transpose_ref(bias, (1, 0))[window]
-            scores = scores + added.astype(jnp.float32) * LOG2_E
+            scores = scores + added.astype(jnp.float32)
         if terms.has("slopes"):
             slope = self.tiles.given["slopes"][terms.entry("slopes", block.batch, head)]
             keys, queries = (lax.broadcasted_iota(jnp.int32, scores.shape, n) for n in (0, 1))
             distance = jnp.abs(queries + (query + block.offset - key) - keys)
-            scores = scores - (slope * LOG2_E) * distance.astype(jnp.float32)
+            scores = scores - slope * distance.astype(jnp.float32)
         return scores
 
     def visible(self, step: _Step) -> Any:

@@ -65,8 +65,8 @@ def build(
     """The kernel as a function of q, k, v and the lengths and pairs that the problem has.
 
     Returns (batch, q_seq, q_heads, value_dim), and log-sum-exp as (batch, q_heads, q_seq rounded up
-    to whole tiles), or without residuals None; then what the companion writes, which needs
-    residuals.
+    to whole tiles), in two parts before the last dimension if the problem says so, or without
+    residuals None; then what the companion writes, which needs residuals.
     """
     tiles = Tiles(problem, config, multiprocessors)
     rows, dim, v_dim = config.warpgroups, problem.head_tile, problem.value_tile
@@ -98,8 +98,9 @@ def build(
     result = jax.ShapeDtypeStruct(
         (problem.batch, problem.q_seq, problem.q_heads, problem.value_dim), problem.out_dtype
     )
+    numbers = (2,) if problem.two_numbers else ()
     residuals = jax.ShapeDtypeStruct(
-        (problem.batch, problem.q_heads, tiles.per_head * tiles.rows), jnp.float32
+        (problem.batch, problem.q_heads, *numbers, tiles.per_head * tiles.rows), jnp.float32
     )
     table = tiles.table()
     more = () if companion is None else companion.results
@@ -163,7 +164,8 @@ class _Forward:
         # Scores have their scale already where something else happens to them.
         scaled = problem.soft_cap is not None or problem.terms.biased
         self.factor = softmax.LOG2_E * (1.0 if scaled else problem.scale)
-        self.lowest = softmax.lowest(self.factor)
+        biased = problem.terms.biased
+        self.lowest = softmax.LOWEST if biased else softmax.lowest(self.factor)
         window = problem.ahead is not None or problem.left is not None
         self.masked = window or problem.kv_lengths or problem.kv_seq % config.block_kv != 0
         self.masked = self.masked or problem.terms.segmented or problem.terms.has("visits")
@@ -496,11 +498,11 @@ class _Forward:
     def _weights(self, scores: Any, maxima: Any) -> tuple[Any, Any, Any]:
         """New maxima, the factor of what was summed up under the old ones, and the weights."""
         larger = jnp.maximum(maxima, jnp.max(scores, axis=1))
-        shrink = jnp.exp2((maxima - larger) * self.factor)
-        biased = self.problem.terms.biased
-        weights = softmax.exponentials(
-            scores, self.factor, larger, self.config.polynomial, large=biased
-        )
+        factor: Any = self.factor
+        if not self.problem.terms.biased:
+            factor = softmax.factors(larger, factor)
+        shrink = jnp.exp2((maxima - larger) * factor)
+        weights = softmax.exponentials(scores, factor, larger, self.config.polynomial)
         return larger, shrink, weights
 
     def _shown(self, scores: Any, tile: Tile, start: Any, block: Any, stage: Any) -> Any:
@@ -550,7 +552,7 @@ class _Forward:
         share = None
         if config.split > 1:
             maxima, total, share = self._over_parts(maxima, total, warpgroup)
-        empty = maxima == self.lowest
+        empty = total == 0
         if problem.q_lengths:
             rows = lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
             empty = empty | (rows >= tile.q_length - start)
@@ -579,11 +581,17 @@ class _Forward:
         plgpu.copy_smem_to_gmem(staging, out.at[tile.batch, rows, tile.head, *self._of_values])
         rows = pl.ds(start, ROWS)
         if problem.save_residuals:
-            logarithm = maxima * (self.factor / softmax.LOG2_E) + jnp.log(total)
+            logarithm = jnp.log(total)
+            if not problem.two_numbers:
+                logarithm = maxima * (self.factor / softmax.LOG2_E) + logarithm
             logarithm = jnp.where(empty, -jnp.inf, logarithm)
 
             def write() -> None:
-                lse[tile.batch, tile.head, rows] = logarithm
+                if problem.two_numbers:
+                    lse[tile.batch, tile.head, 0, rows] = jnp.where(empty, 0.0, maxima)
+                    lse[tile.batch, tile.head, 1, rows] = logarithm
+                else:
+                    lse[tile.batch, tile.head, rows] = logarithm
 
             if config.split > 1:
                 pl.when(lax.axis_index("cluster") == 0)(write)

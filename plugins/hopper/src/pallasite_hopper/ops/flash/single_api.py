@@ -45,14 +45,16 @@ def gradients(
       problem: what was computed, without operands.
       config: how.
       q, k, v, out, d_out: operands, result and its cotangent; (batch, sequence, heads, size).
-      lse: (batch, q_heads, q_seq or more), natural logarithms of the sums of exponentials.
+      lse: (batch, q_heads, q_seq or more), natural logarithms of the sums of exponentials; with a
+        bias or slopes (batch, q_heads, 2, q_seq or more): the largest scores, and the logarithms
+        relative to these.
       extras: the other arrays, without a mask of blocks.
     """
     sizes = problem.head_dim, problem.v_dim
     arrays = [padded(one, 3, _VECTOR) for one in (q, k, v, d_out, out)]
     rows = -(-problem.q_seq // TILE) * TILE
-    if lse.shape[2] < rows:
-        lse = jnp.pad(lse, ((0, 0), (0, 0), (0, rows - lse.shape[2])))
+    if lse.shape[-1] < rows:
+        lse = jnp.pad(lse, (*[(0, 0)] * (lse.ndim - 1), (0, rows - lse.shape[-1])))
     found = {name: one for name, one in extras._asdict().items() if one is not None}
     found = in_whole_tiles(found, TILE, TILE)
     shared = {name: found[name].shape for name in ("bias", "slopes") if name in found}

@@ -13,10 +13,12 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.flash.single_config import TILE, Kind, SingleConfig
 from pallasite_std.api import (
+    LOG2_E,
     AttentionProblem,
     AttentionView,
     broadcast_rows,
     exponents,
+    normalized,
     over_keys,
     over_queries,
 )
@@ -28,7 +30,7 @@ class Arrays:
 
     Attributes:
       q, k, v, d_out, out: (batch, sequence, heads, elements of a head).
-      lse: (batch, q_heads, rows).
+      lse: (batch, q_heads, rows), or (batch, q_heads, 2, rows) with a bias.
       operands: of the problem.
       results: the gradients, by name.
     """
@@ -192,10 +194,14 @@ class Block:
         lax.fori_loop(0, tile.count, step, None)
         self._finish(tile, sums)
 
-    def _logarithms(self, batch: Any, head: Any, start: Any, count: int) -> Any:
-        """To base 2, of the sums of queries; infinite for those that see nothing."""
-        logs = self.arrays.lse[batch, head, pl.ds(pl.multiple_of(start, count), count)]
-        return exponents(logs)
+    def _logarithms(self, batch: Any, head: Any, start: Any, count: int) -> list[Any]:
+        """To base 2, of the sums of queries; infinite for those that see nothing. With a bias, the
+        largest scores that they are relative to come first."""
+        rows, lse = pl.ds(pl.multiple_of(start, count), count), self.arrays.lse.at[batch, head]
+        if not self.problem.biased:
+            return [exponents(lse[rows])]
+        logs = lse[1, rows] * LOG2_E
+        return [lse[0, rows], jnp.where(logs == -jnp.inf, jnp.inf, logs)]
 
     def _step(
         self,
@@ -216,9 +222,9 @@ class Block:
         place = (first, tile.start) if kind.by_keys else (tile.start, first)
         if of_rows is None:
             logs = self._logarithms(view.batch, head, first, self.config.columns)
-            logs = lax.broadcast_in_dim(logs, shape, (1,))
+            logs = [lax.broadcast_in_dim(one, shape, (1,)) for one in logs]
         else:
-            logs = broadcast_rows(of_rows[0], shape[1])
+            logs = [broadcast_rows(one, shape[1]) for one in of_rows[0]]
         stage = lax.rem(number, jnp.int32(self.config.stages))
         slots = [self._slot(n, stage) for n in range(len(tile.other))]
         other, own = [s["other"].at[slot] for slot in slots], s["own"]
@@ -236,8 +242,12 @@ class Block:
                 delta = broadcast_rows(of_rows[1], shape[1])
         products = plgpu.wgmma_accumulator_load(accumulators[0], wait_n=int(kind.of_scores))
         scores, capped = view.scores(products, *place, keys_axis=axis)
-        shown = view.masked(scores * p.factor, *place, keys_axis=axis)
-        weights = jnp.exp2(shown - logs)
+        if p.biased:
+            shown = view.masked(scores, *place, keys_axis=axis)
+            weights = normalized(shown, p.factor, *logs)
+        else:
+            shown = view.masked(scores * p.factor, *place, keys_axis=axis)
+            weights = jnp.exp2(shown - logs[0])
         if kind.of_values:
             plgpu.wgmma(sums[-1], weights.astype(p.dtype), other[1])
         if kind.of_scores:

@@ -28,7 +28,7 @@ class Problem:
       q_lengths, kv_lengths: whether batches have lengths of their own.
       left, right: keys before and after a query's own position that it sees, None for all; with
         ``causal`` none after it.
-      save_residuals: whether log-sum-exp is returned.
+      save_residuals: whether log-sum-exp, or its parts, are returned.
       terms: what else decides which keys are seen and what is added to scores.
       mask_block: queries and keys of a block of the mask, if there is one.
       v_dim: elements of a value, None for as many as of a key.
@@ -68,6 +68,12 @@ class Problem:
     def out_dtype(self) -> Any:
         """Of values, weights and results."""
         return jnp.bfloat16 if self.narrow else self.dtype
+
+    @property
+    def two_numbers(self) -> bool:
+        """Whether the parts of log-sum-exp are kept for gradients: one number of float32 cannot
+        hold them where a bias is large."""
+        return self.terms.biased
 
     @property
     def ahead(self) -> int | None:
