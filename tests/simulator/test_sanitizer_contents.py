@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
 
 import pallasite
 from pallasite import config
@@ -40,21 +41,23 @@ def matrix(rows=128, columns=128):
     return jnp.arange(rows * columns, dtype=FLOAT).reshape(rows, columns)
 
 
-def pipelined(step, grid, in_map, out_map, *, out_rows=128, depth=2, semantics=None):
+def pipelined(
+    step, grid, in_map, out_map, *, out_rows=128, depth=2, semantics=None, columns=128, out=FLOAT
+):
     """A kernel that runs a step over blocks of 16 rows."""
 
     def body(x_ref, out_ref):
         run = plgpu.emit_pipeline(
             step,
             grid=grid,
-            in_specs=[plgpu.BlockSpec((16, 128), in_map)],
-            out_specs=[plgpu.BlockSpec((16, 128), out_map)],
+            in_specs=[plgpu.BlockSpec((16, columns), in_map)],
+            out_specs=[plgpu.BlockSpec((16, columns), out_map)],
             max_concurrent_steps=depth,
         )
         run(x_ref, out_ref)  # pipeline
 
     params = plgpu.CompilerParams(lowering_semantics=semantics or plgpu.LoweringSemantics.Warpgroup)
-    out = jax.ShapeDtypeStruct((out_rows, 128), FLOAT)
+    out = jax.ShapeDtypeStruct((out_rows, columns), out)
     return plgpu.kernel(body, out_type=out, compiler_params=params)
 
 
@@ -115,6 +118,85 @@ def test_sums_along_an_axis_of_reduction(right, depth):
     else:
         # What is added to a block of before is no value, either.
         assert [one.kind for one in found] == ["read of uninitialized shared memory"]
+
+
+ODD = [(7, FLOAT), (33, FLOAT), (65, jnp.bfloat16), (66, jnp.int16), (130, jnp.uint8), (5, bool)]
+"""Extents and dtypes of rows that lanes copy, by elements, words and vectors."""
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("skipped", [None, 3, 7])
+@pytest.mark.parametrize(("columns", "dtype"), ODD, ids=str)
+def test_step_that_does_not_write_its_odd_block(columns, dtype, skipped, depth):
+    """Rows that no bulk copy takes, which lanes copy."""
+
+    def step(indices, x, out):
+        @pl.when(indices[0] != (-1 if skipped is None else skipped))
+        def _():
+            out[...] = x[...]
+
+    x = (matrix(128, columns) % 119).astype(dtype)
+    kernel = pipelined(
+        step, (8,), lambda i: (i, 0), lambda i: (i, 0), depth=depth, columns=columns, out=dtype
+    )
+    found, y = check(kernel, x)
+    if skipped is None:
+        assert found == ()
+        np.testing.assert_array_equal(y, x)
+        return
+    assert {one.kind for one in found} == {STALE}
+    assert {one.location.line for one in found} == {line_of("# pipeline")}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("right", [True, False])
+def test_sums_in_odd_blocks(right, depth):
+    def step(indices, x, out):
+        @pl.when((indices[1] == 0) if right else (indices[0] + indices[1] == 0))
+        def _():
+            out[...] = jnp.zeros_like(out)
+
+        out[...] += x[...]
+
+    x = matrix(128, 33)
+    kernel = pipelined(
+        step,
+        (2, 4),
+        lambda i, k: (4 * i + k, 0),
+        lambda i, k: (i, 0),
+        out_rows=32,
+        depth=depth,
+        columns=33,
+    )
+    found, y = check(kernel, x)
+    if right:
+        assert found == ()
+        np.testing.assert_array_equal(y, x.reshape(2, 4, 16, 33).sum(1).reshape(32, 33))
+    else:
+        assert [one.kind for one in found] == ["read of uninitialized shared memory"]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_steps_that_keep_an_odd_block(right):
+    """Consecutive steps with one block read what the others have written before it is copied."""
+
+    def step(indices, x, out):
+        i, k = indices
+
+        @pl.when(k == 0)
+        def _():
+            out[...] = x[...]
+
+        @pl.when((k == 2) if right else (k == 0))
+        def _():
+            out[:8] = out[:8] * 2
+
+    x = matrix(128, 33)
+    kernel = pipelined(step, (8, 3), lambda i, k: (i, 0), lambda i, k: (i, 0), columns=33)
+    found, y = check(kernel, x)
+    assert found == ()
+    expected = x.reshape(8, 16, 33).at[:, :8].multiply(2).reshape(128, 33)
+    np.testing.assert_array_equal(y, expected)
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -228,6 +310,114 @@ def test_copies_to_and_from_members(right):
         return
     (finding,) = found
     assert finding.kind == OTHER_MEMBER and finding.location.line == line_of("# copied")
+
+
+def stored(ref, value):
+    ref[...] = value  # stored by a function
+
+
+def loaded(ref):
+    return ref[...]  # loaded by a function
+
+
+@pytest.mark.parametrize("semantics", list(plgpu.LoweringSemantics))
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("right", [True, False])
+def test_members_that_functions_access(right, masked, semantics):
+    """Several members are accessed by one line."""
+    if masked:
+        mask = lambda: jnp.ones((128, 128), bool)  # noqa: E731
+        store = lambda ref, value: pltriton.store(ref, value, mask=mask())  # noqa: E731
+        load = lambda ref: pltriton.load(ref, mask=mask(), other=0)  # noqa: E731
+    else:
+        store, load = stored, loaded
+
+    def body(x_ref, out_ref, union):
+        numbers, integers = union
+        store(integers, x_ref[...].astype(jnp.int32))
+        total = load(integers) + 1
+        store(numbers, x_ref[...] + 0.5)
+        total += load(numbers).astype(jnp.int32)
+        if right:
+            store(integers, total)
+        out_ref[...] = load(integers)
+
+    found, y = check(union_kernel(body, semantics=semantics), matrix())
+    if right:
+        assert found == ()
+        np.testing.assert_array_equal(y, 2 * np.asarray(matrix()).astype(np.int32) + 1)
+        return
+    (finding,) = found
+    assert finding.kind == OTHER_MEMBER
+    assert "as 'int32[128, 128]', which was written as 'float32[128, 128]'" in str(finding)
+    if not masked:
+        assert finding.location.line == line_of("# loaded by a function")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_members_that_a_function_copies(right):
+    def copied(ref, out):
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(ref, out)  # copied by a function
+        plgpu.wait_smem_to_gmem(0)
+
+    def body(x_ref, out_ref, same_ref, union):
+        numbers, integers = union
+        stored(numbers, x_ref[...])
+        copied(numbers, same_ref)
+        if right:
+            stored(integers, x_ref[...].astype(jnp.int32))
+        copied(integers, out_ref)
+
+    members = plgpu.RefUnion(plgpu.SMEM((128, 128), FLOAT), plgpu.SMEM((128, 128), jnp.int32))
+    kernel = plgpu.kernel(
+        body,
+        out_type=(jax.ShapeDtypeStruct((128, 128), jnp.int32), matrix()),
+        scratch_types=[members],
+    )
+    found, y = check(kernel, matrix())
+    if right:
+        assert found == ()
+        np.testing.assert_array_equal(y, np.asarray(matrix()).astype(np.int32))
+        return
+    (finding,) = found
+    assert finding.kind == OTHER_MEMBER
+    assert finding.location.line == line_of("# copied by a function")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_unions_of_a_function(right):
+    """A function that is called twice allocates a union in each call."""
+
+    def doubled(x):
+        def run(union):
+            numbers, integers = union
+            stored(numbers, x)
+            value = loaded(numbers).astype(jnp.int32)
+            if right:
+                stored(integers, value)
+            return loaded(integers) * 2
+
+        shape = x.shape
+        return pl.run_scoped(
+            run, plgpu.RefUnion(plgpu.SMEM(shape, FLOAT), plgpu.SMEM(shape, jnp.int32))
+        )
+
+    def body(x_ref, out_ref):
+        first = doubled(x_ref[...])
+        second = doubled(x_ref[:64])
+        out_ref[:64] = first[:64] + second
+        out_ref[64:] = first[64:]
+
+    kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((128, 128), jnp.int32))
+    found, y = check(kernel, matrix())
+    if right:
+        expected = 2 * np.asarray(matrix()).astype(np.int32)
+        expected[:64] *= 2
+        assert found == ()
+        np.testing.assert_array_equal(y, expected)
+        return
+    assert found and {one.kind for one in found} == {OTHER_MEMBER}
 
 
 def test_members_of_one_group_and_alike():

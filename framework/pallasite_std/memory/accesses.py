@@ -47,9 +47,14 @@ def require_scalar(ctx: RuleContext, shape: Sequence[int], what: str) -> None:
 
 def read(ctx: RuleContext, reference: Value, transforms: Sequence[Any] = ()) -> RegisterArray:
     """Loads what a reference views, in the hinted layout if there is one."""
-    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    memory = resolve(ctx, reference, transforms, other_blocks=True, own_line=True)
     aval = ctx.avals_out[0]
     require_scalar(ctx, aval.shape, "reads")
+    with memory.at_line:
+        return _load(ctx, memory)
+
+
+def _load(ctx: RuleContext, memory: MemoryReference) -> RegisterArray:
     hint = ctx.layout_hint
     if ctx.kernel.plan is None and not _moves_vectors(hint, memory):
         hint = None
@@ -135,12 +140,13 @@ def swap(
     ctx: RuleContext, reference: Value, transforms: Sequence[Any], value: RegisterArray
 ) -> RegisterArray:
     """Stores a value; returns what was there, if it is used."""
-    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    memory = resolve(ctx, reference, transforms, other_blocks=True, own_line=True)
     used = any(ctx.used)
     old: RegisterArray | None = None
-    if used:
-        old = _load_like(ctx, memory, value)
-    write(ctx, memory, value)
+    with memory.at_line:
+        if used:
+            old = _load_like(ctx, memory, value)
+        write(ctx, memory, value)
     return old if old is not None else value
 
 
@@ -152,9 +158,10 @@ def update(
     combine: Callable[[RegisterArray, RegisterArray], RegisterArray],
 ) -> None:
     """Stores what ``combine`` makes of the elements that are there and of a value."""
-    memory = resolve(ctx, reference, transforms, other_blocks=True)
-    old = _load_like(ctx, memory, value)
-    write(ctx, memory, combine(old, value))
+    memory = resolve(ctx, reference, transforms, other_blocks=True, own_line=True)
+    with memory.at_line:
+        old = _load_like(ctx, memory, value)
+        write(ctx, memory, combine(old, value))
 
 
 def _load_like(ctx: RuleContext, memory: MemoryReference, value: RegisterArray) -> RegisterArray:

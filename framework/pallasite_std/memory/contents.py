@@ -14,6 +14,9 @@ MEMBER = "union member"
 DISCARDED = "discarded"
 """The space of rows of arrays whose contents are not used after a copy to global memory."""
 
+COLUMNS = 1024
+"""Accesses of one line that mean several things have columns so far apart."""
+
 _KEY = operator.attrgetter("file", "line", "column", "function")
 
 
@@ -37,18 +40,44 @@ class AllocationUse:
     Attributes:
       lines: those that access it.
       members: those that access each member of a union.
-      discarded: parts whose contents are not used once they have been copied to global memory.
+      discarded: parts whose contents are not used once they have been copied to global memory,
+        and the lines that copy them.
     """
 
     lines: set[SourceLocation] = dataclasses.field(default_factory=set)
     members: dict[Part, set[SourceLocation]] = dataclasses.field(default_factory=dict)
-    discarded: set[Part] = dataclasses.field(default_factory=set)
+    discarded: dict[Part, set[SourceLocation]] = dataclasses.field(default_factory=dict)
+    _meanings: dict[SourceLocation, list[tuple[Part | None, bool]]] = dataclasses.field(
+        default_factory=dict
+    )
 
-    def access(self, line: SourceLocation, part: Part | None) -> None:
-        """Notes a line that accesses a part."""
+    def access(
+        self,
+        line: SourceLocation,
+        part: Part | None,
+        *,
+        discards: bool = False,
+        own_line: bool = False,
+    ) -> SourceLocation:
+        """Notes a line that accesses a part, and perhaps discards it.
+
+        Returns the line that its instructions are to have: with ``own_line``, one that means this
+        alone. A line of the program, as that of a function, may access several members of a union,
+        each of which then has a column of its own.
+        """
+        member = part if part is not None and part.is_member else None
+        meanings = self._meanings.setdefault(line, [])
+        if (member, discards) not in meanings:
+            meanings.append((member, discards))
+        number = meanings.index((member, discards))
+        if own_line and number:
+            line = dataclasses.replace(line, column=line.column + COLUMNS * number)
         self.lines.add(line)
-        if part is not None and part.is_member:
-            self.members.setdefault(part, set()).add(line)
+        if member is not None:
+            self.members.setdefault(member, set()).add(line)
+        if discards and part is not None:
+            self.discarded.setdefault(part, set()).add(line)
+        return line
 
 
 def note_use(launch: LaunchContext, row: Allocation, use: AllocationUse) -> None:
@@ -56,8 +85,8 @@ def note_use(launch: LaunchContext, row: Allocation, use: AllocationUse) -> None
     _note_lines(launch, row, use.lines)
     for part, lines in use.members.items():
         _note_lines(launch, _part_of(row, MEMBER, part), lines)
-    for part in use.discarded:
-        launch.note(_part_of(row, DISCARDED, part))
+    for part, lines in use.discarded.items():
+        _note_lines(launch, _part_of(row, DISCARDED, part), lines)
 
 
 def _part_of(row: Allocation, space: str, part: Part) -> Allocation:

@@ -6,6 +6,7 @@ dimensions have nested strides; nothing is left over for the rules that use the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallasite.plugin import InvalidValueError, UnsupportedError
+from pallasite.plugin import InvalidValueError, SourceLocation, UnsupportedError
 from pallasite.plugin.inference import ANY
 from pallasite.plugin.ir import ops, types
 from pallasite.plugin.language import MemorySpace
@@ -135,6 +136,7 @@ class MemoryReference:
         belongs to the definition of a primitive, of which the kernel's author knows nothing.
       use: what is done to the allocation, to be added to; None where nobody asks.
       part: the array, or member of a union, of the allocation that this is a view of.
+      line: what accesses have as their line, if it is not that of the equation.
       whole: the kernel's buffer, where ``buffer`` has another shape for it; only copies by tensor
         maps take such memory.
     """
@@ -156,12 +158,23 @@ class MemoryReference:
     ordered: bool = False
     use: AllocationUse | None = dataclasses.field(default=None, compare=False)
     part: Part | None = None
+    line: SourceLocation | None = dataclasses.field(default=None, compare=False)
     whole: Buffer | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The viewed shape."""
         return self.layout.shape
+
+    @property
+    def at_line(self) -> contextlib.AbstractContextManager[Any]:
+        """Gives :attr:`line` to what is emitted inside."""
+        if self.line is None:
+            return contextlib.nullcontext()
+        where: contextlib.AbstractContextManager[Any] = ir.Location.file(
+            self.line.file, self.line.line, self.line.column
+        )
+        return where
 
     @property
     def element_bits(self) -> int:

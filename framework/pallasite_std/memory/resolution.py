@@ -25,6 +25,8 @@ def resolve(
     pointer: bool = True,
     other_blocks: bool = False,
     copied_to: bool = False,
+    discards: bool = False,
+    own_line: bool = False,
 ) -> MemoryReference:
     """The memory that a reference and its transforms stand for.
 
@@ -35,6 +37,8 @@ def resolve(
       pointer: whether plain accesses will happen; a copy by TMA needs no pointer of a global array.
       other_blocks: whether the rule accesses the shared memory of other blocks of the cluster too.
       copied_to: whether the rule is of a copy to what the reference stands for.
+      discards: whether it is of a copy after which what is there is not used.
+      own_line: whether the rule emits the accesses under the ``line`` of what is returned.
 
     Raises:
       InvalidTypeError: not a reference to memory.
@@ -67,7 +71,9 @@ def resolve(
             hint="use multimem_store and multimem_load_reduce, or remote_ref",
         )
     if memory.use is not None and ctx.location is not None:
-        memory.use.access(ctx.location, memory.part)
+        line = memory.use.access(ctx.location, memory.part, discards=discards, own_line=own_line)
+        if line is not ctx.location:
+            memory = dataclasses.replace(memory, line=line)
     if ctx.kernel.recorder is not None and memory.space.is_shared:
         ctx.kernel.recorder.view(ctx, reference, memory)
     return memory

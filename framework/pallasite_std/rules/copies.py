@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 from pallasite.plugin import InvalidValueError, RuleSet, Semantics, UnsupportedError
 from pallasite.plugin.ir import ops
 from pallasite.plugin.layouts import LANES, WARPS, row_major, strided
-from pallasite.plugin.lowering import RuleContext, Value, resolve, resolve_barrier
+from pallasite.plugin.lowering import RuleContext, Value, resolve_barrier
 from pallasite_std.barriers.emission import LANES_OF_THREAD, hardware_arrivals
 from pallasite_std.copies import copy_plans as plans
 from pallasite_std.copies import plain_copies as plain
@@ -20,6 +20,7 @@ from pallasite_std.copies import tensor_copies as tma
 from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.divisibility import remembered
 from pallasite_std.memory.reference_types import BarrierReference, MemoryReference
+from pallasite_std.memory.resolution import resolve
 from pallasite_std.memory.transfers import access_addresses
 from pallasite_std.primitives import copies as prim
 from pallasite_std.primitives.copy_options import CopyPartition, OOBFillMode, Partitioned
@@ -73,7 +74,7 @@ def copy_gmem_to_smem(
 ) -> Sequence[Value]:
     """The rule of the copy from global to shared memory; plugins' rules may fall back on it."""
     src, dst, barrier, predicate = args_tree.unflatten(operands)
-    destination = resolve(ctx, dst)
+    destination = resolve(ctx, dst, own_line=True)
     if barrier is None or not ctx.target.has("tma"):
         if collective_axes or leader_tracked is not None:
             raise UnsupportedError(
@@ -85,7 +86,8 @@ def copy_gmem_to_smem(
                 f"a copy that does not arrive, on {ctx.target.name}",
                 expected="a target with TMA (sm_90 or later)",
             )
-        _copy_by_threads(ctx, resolve(ctx, src), destination, barrier, predicate)
+        with destination.at_line:
+            _copy_by_threads(ctx, resolve(ctx, src), destination, barrier, predicate)
         return ()
     _check_gather(ctx, src)
     source = resolve(ctx, src, pointer=False)
@@ -106,20 +108,21 @@ def copy_gmem_to_smem(
         except InvalidValueError:
             if not plain.applies(source, destination):
                 raise
-            _plain_load(ctx, source, destination, selected, predicate, arrive)
+            with destination.at_line:
+                _plain_load(ctx, source, destination, selected, predicate, arrive)
             return ()
     if arrive:
         ctx.converge_before_copy()
     leader = ctx.leader
     if predicate is None:
-        with ops.when(leader):
+        with destination.at_line, ops.when(leader):
             if arrive:
                 expect(ctx, selected, copy.size)
             copy.issue(selected.address())
         return ()
     wanted = ctx.scalar(predicate)
     size = ops.arith.select(wanted, ops.i32_constant(copy.size), ops.i32_constant(0))
-    with ops.when(leader):
+    with destination.at_line, ops.when(leader):
         expect(ctx, selected, size)
         with ops.when(wanted):
             copy.issue(selected.address())
@@ -268,9 +271,7 @@ def _copy_smem_to_gmem(
     src, dst, predicate = args_tree.unflatten(operands)
     issue = None
     with remembered():
-        source = resolve(ctx, src)
-        if discard and source.use is not None and source.part is not None:
-            source.use.discarded.add(source.part)
+        source = resolve(ctx, src, discards=discard, own_line=True)
         destination = resolve(ctx, dst, pointer=False, copied_to=True)
         try:
             issue = plans.plan_store(ctx, source, destination, reduction_op)
@@ -279,12 +280,12 @@ def _copy_smem_to_gmem(
                 raise
     if issue is None:
         wanted = None if predicate is None else ctx.scalar(predicate)
-        with contextlib.nullcontext() if wanted is None else ops.when(wanted):
+        with source.at_line, contextlib.nullcontext() if wanted is None else ops.when(wanted):
             plain.copy_to_global(ctx, source, destination)
         if commit_group:
             _commit()
         return ()
-    with ops.when(_guard(ctx, predicate)):
+    with source.at_line, ops.when(_guard(ctx, predicate)):
         issue()
     if commit_group:
         _commit()

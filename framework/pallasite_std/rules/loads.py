@@ -20,7 +20,6 @@ from pallasite.plugin.lowering import (
     RuleContext,
     Value,
     relayout,
-    resolve,
 )
 from pallasite_std.memory.access import AccessPlan, plan_access
 from pallasite_std.memory.accesses import orders_stores, require_scalar, write
@@ -30,6 +29,7 @@ from pallasite_std.memory.overwrites import LEADER, order_store
 from pallasite_std.memory.padding import fill_padding
 from pallasite_std.memory.pieces import piece_of
 from pallasite_std.memory.reference_types import MemoryReference, default_layout, fits_memory
+from pallasite_std.memory.resolution import resolve
 from pallasite_std.memory.transfers import (
     access_addresses,
     from_memory,
@@ -94,9 +94,10 @@ def _access_plan(
 @rules.lowering(load_p, *_ALL)
 def _load(ctx: RuleContext, *operands: Value, args_tree: Any, optimized: bool) -> RegisterArray:
     (reference,) = args_tree.unflatten(operands)
-    memory = resolve(ctx, reference, other_blocks=True)
+    memory = resolve(ctx, reference, other_blocks=True, own_line=True)
     require_scalar(ctx, memory.shape, "reads")
-    array = load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
+    with memory.at_line:
+        array = load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
     if optimized:
         matrices = can_move_matrices(ctx.target, memory, LOAD)
         check_optimized(memory, array.layout, "the load", matrices=matrices)
@@ -243,11 +244,12 @@ def _masked_load_rule(
     ctx: RuleContext, *operands: Value, args_tree: Any, **params: Any
 ) -> RegisterArray:
     reference, transforms, mask, other = jax.tree.unflatten(args_tree, operands)
-    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    memory = resolve(ctx, reference, transforms, other_blocks=True, own_line=True)
     require_scalar(ctx, memory.shape, "reads")
-    if mask is None:
-        return load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
-    return _masked_load(ctx, remote_pointer(memory), mask, other)
+    with memory.at_line:
+        if mask is None:
+            return load_array(ctx.launch, memory, ctx.layout_hint, ctx.vector_limit)
+        return _masked_load(ctx, remote_pointer(memory), mask, other)
 
 
 @rules.lowering(_jax.masked_swap_p, *_ALL)
@@ -255,8 +257,15 @@ def _masked_swap_rule(
     ctx: RuleContext, *operands: Value, args_tree: Any, **params: Any
 ) -> RegisterArray:
     reference, transforms, value, mask = jax.tree.unflatten(args_tree, operands)
-    memory = resolve(ctx, reference, transforms, other_blocks=True)
+    memory = resolve(ctx, reference, transforms, other_blocks=True, own_line=True)
     require_scalar(ctx, memory.shape, "writes")
+    with memory.at_line:
+        return _masked_swap(ctx, memory, value, mask)
+
+
+def _masked_swap(
+    ctx: RuleContext, memory: MemoryReference, value: RegisterArray, mask: RegisterArray | None
+) -> RegisterArray:
     old: RegisterArray = value
     if any(ctx.used):
         if mask is None:

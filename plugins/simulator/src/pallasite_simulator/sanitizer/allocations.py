@@ -40,6 +40,10 @@ class Piece:
         """Whether a byte of a block's memory is in it."""
         return self.start <= byte < self.end
 
+    def covers(self, start: int, end: int) -> bool:
+        """Whether all bytes from ``start`` to ``end`` of a block's memory are in it."""
+        return self.start <= start and end <= self.end
+
     def __str__(self) -> str:
         where = f", from {self.location}" if self.location else ""
         return f"{self.name!r} ({self.end - self.start} bytes{where})"
@@ -80,14 +84,16 @@ class SharedAllocations:
             self.pieces.append(piece)
             for line in piece.lines:
                 self._of_lines.setdefault(line, []).append(piece)
-        found = [_piece(one, first) for one in allocations if one.space == "union member"]
-        self.members = found[:_MOST_MEMBERS]
-        self.discarded = [_piece(one, first) for one in allocations if one.space == "discarded"]
-        self._member_of_line: dict[Line, int] = {}
+        self.members = _pieces(allocations, "union member", first)[:_MOST_MEMBERS]
+        self.discarded = _pieces(allocations, "discarded", first)
+        self._members_of_line: dict[Line, list[int]] = {}
         for number, piece in enumerate(self.members, 1):
             for line in piece.lines:
-                # A line of several members, as that of a function, says nothing.
-                self._member_of_line[line] = 0 if line in self._member_of_line else number
+                self._members_of_line.setdefault(line, []).append(number)
+        self._discarded_by_line: dict[Line, list[Piece]] = {}
+        for piece in self.discarded:
+            for line in piece.lines:
+                self._discarded_by_line.setdefault(line, []).append(piece)
         if not dynamic and limit > first:
             self.pieces.append(Piece("dynamic shared memory", first, limit))
         self.pieces.sort(key=lambda piece: (piece.start, piece.end))
@@ -140,11 +146,15 @@ class SharedAllocations:
             return ()
         return tuple(found)
 
-    def member(self, instruction: Instruction) -> int:
-        """The number of the member, from 1 on, that the instruction's line accesses; 0 if there is
-        none, or if it accesses several."""
+    def members_of(self, instruction: Instruction) -> Sequence[int]:
+        """The numbers of members, from 1 on, that the instruction's line accesses."""
         where = instruction.location
-        return 0 if where is None else self._member_of_line.get(_line(where), 0)
+        return () if where is None else self._members_of_line.get(_line(where), ())
+
+    def discarded_by(self, instruction: Instruction) -> Sequence[Piece]:
+        """The arrays that the instruction's line copies to global memory, and that's the end of."""
+        where = instruction.location
+        return () if where is None else self._discarded_by_line.get(_line(where), ())
 
     def in_array(self, start: int, end: int) -> bool:
         """Whether bytes are in an array of which it is known what accesses it."""
@@ -188,6 +198,18 @@ def _piece(asked: Allocation, first: int) -> Piece:
     start = first + asked.offset
     lines = frozenset(_line(one) for one in asked.accessed_at)
     return Piece(asked.what, start, start + asked.amount, asked.location, lines)
+
+
+def _pieces(allocations: Sequence[Allocation], space: str, first: int) -> list[Piece]:
+    """The pieces of one space; those of several scopes that are alike are one."""
+    found: dict[tuple[str, int, int], Piece] = {}
+    for one in allocations:
+        if one.space == space:
+            piece = _piece(one, first)
+            key = (piece.name, piece.start, piece.end)
+            lines = piece.lines | (found[key].lines if key in found else frozenset())
+            found[key] = dataclasses.replace(piece, lines=lines)
+    return list(found.values())
 
 
 def _line(location: SourceLocation) -> Line:

@@ -15,9 +15,12 @@ from pallasite_simulator.types import Array
 
 if TYPE_CHECKING:
     from pallasite_simulator.engine.wave import Wave
-    from pallasite_simulator.sanitizer.allocations import Piece, SharedAllocations
+    from pallasite_simulator.sanitizer.allocations import SharedAllocations
 
 _UNDEFINED, _DISCARDED = 1, 2
+
+_SHIFT = 40
+"""Bits of a number of barriers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Contents:
         self._allocations = allocations
         self._stride = allocations.stride
         self._state: Array | None = None
+        self._copied_by: Array | None = None
+        self._barriers: Array = np.zeros(wave.lane_count, np.int64)
         self._written_by: dict[int, Instruction] = {}
         self._members: Array | None = None
         if allocations.members:
@@ -70,12 +75,47 @@ class Contents:
 
     def copied_out(self, offsets: Array, size: int) -> None:
         """What a copy to global memory has read; some arrays are not used after that."""
+        low, high = self._extent(offsets, size)
+        if any(piece.covers(low, high) for piece in self._allocations.discarded):
+            where = _bytes(offsets, size)
+            self._states()[where] = _DISCARDED
+            if self._copied_by is not None:
+                self._copied_by[where] = 0
+
+    def loaded(self, instruction: Instruction, lanes: Array, offsets: Array, size: int) -> None:
+        """What lanes have loaded, perhaps to copy it to global memory, and that's the end of it.
+
+        Such a copy has no barrier inside, and may load some bytes more than once. So what tells the
+        next one is that the same lane has been at a barrier since.
+        """
+        if not self._discards(instruction, offsets, size):
+            return
+        if self._copied_by is None:
+            self._copied_by = np.zeros(self._size, np.int64)
+        where = offsets[:, None] + np.arange(size)
+        states = self._states()
+        fresh = states[where] != _DISCARDED
+        who = np.broadcast_to(self._copies(lanes)[:, None], where.shape)
+        states[where] = _DISCARDED
+        self._copied_by[where[fresh]] = who[fresh]
+
+    def passed(self, lanes: Array) -> None:
+        """Lanes were at a barrier."""
+        self._barriers[lanes] += 1
+
+    def _discards(self, instruction: Instruction, offsets: Array, size: int) -> bool:
+        pieces = self._allocations.discarded_by(instruction)
+        return bool(pieces) and any(one.covers(*self._extent(offsets, size)) for one in pieces)
+
+    def _extent(self, offsets: Array, size: int) -> tuple[int, int]:
+        """From where to where in a block's memory accesses are."""
         within = offsets % self._stride
-        low, high = int(within.min()), int(within.max()) + size
-        for piece in self._allocations.discarded:
-            if piece.start <= low and high <= piece.end:
-                self._states()[_bytes(offsets, size)] = _DISCARDED
-                return
+        return int(within.min()), int(within.max()) + size
+
+    def _copies(self, lanes: Array) -> Array:
+        """For each lane, a number of it and of its last barrier."""
+        found: Array = (lanes.astype(np.int64) + 1 << _SHIFT) | self._barriers[lanes]
+        return found
 
     def _states(self) -> Array:
         if self._state is None:
@@ -85,7 +125,13 @@ class Contents:
     # Reads ------------------------------------------------------------------------------------
 
     def unreadable(
-        self, instruction: Instruction, offsets: Array, size: int, *, undefined: bool = True
+        self,
+        instruction: Instruction,
+        offsets: Array,
+        size: int,
+        *,
+        lanes: Array | None = None,
+        undefined: bool = True,
     ) -> Unreadable | None:
         """What an instruction must not read of ``size`` bytes at each of the offsets.
 
@@ -93,6 +139,7 @@ class Contents:
           instruction: it.
           offsets: in the wave's shared memory.
           size: in bytes.
+          lanes: that load them, if lanes do.
           undefined: whether undefined values count, too.
         """
         if self._state is None and self._members is None:
@@ -102,11 +149,14 @@ class Contents:
         if self._state is not None:
             state = self._state[where].reshape(shape)
             wrong = state == _DISCARDED
+            if self._copied_by is not None and lanes is not None and wrong.any():
+                wrong &= self._before_copy(instruction, lanes, offsets, size)
             if wrong.any():
                 return self._of_earlier_step(wrong, offsets)
-            if undefined and state.any():
+            wrong = state == _UNDEFINED
+            if undefined and wrong.any():
                 return Unreadable(
-                    state != 0,
+                    wrong,
                     "read of uninitialized shared memory",
                     ", which is uninitialized",
                     "write it before, or load it and wait for the load",
@@ -118,6 +168,19 @@ class Contents:
             if number and wrong.any():
                 return self._of_other_member(wrong, number, int(found[wrong][0]))
         return None
+
+    def _before_copy(
+        self, instruction: Instruction, lanes: Array, offsets: Array, size: int
+    ) -> Array:
+        """Of bytes that were copied: whether before the copy that an instruction is part of."""
+        assert self._copied_by is not None
+        if not self._discards(instruction, offsets, size):
+            return np.ones((len(offsets), size), np.bool_)
+        copied = self._copied_by[offsets[:, None] + np.arange(size)]
+        mine = self._copies(lanes)[:, None]
+        earlier: Array = (copied >> _SHIFT == mine >> _SHIFT) & (copied != mine)
+        earlier |= copied == 0
+        return earlier
 
     def _of_earlier_step(self, wrong: Array, offsets: Array) -> Unreadable:
         row, byte = np.argwhere(wrong)[0]
@@ -142,14 +205,14 @@ class Contents:
         )
 
     def _member(self, instruction: Instruction, offsets: Array, size: int) -> int:
-        """The number of the union's member that an instruction accesses; 0 if that is not known."""
-        number = self._allocations.member(instruction)
-        if not number:
+        """The number of the union's member that an instruction accesses; 0 if there is none, or if
+        it may be any of several."""
+        numbers = self._allocations.members_of(instruction)
+        if not numbers:
             return 0
-        piece: Piece = self._allocations.members[number - 1]
-        within = offsets % self._stride
-        inside = piece.start <= int(within.min()) and int(within.max()) + size <= piece.end
-        return number if inside else 0
+        low, high = self._extent(offsets, size)
+        found = [n for n in numbers if self._allocations.members[n - 1].covers(low, high)]
+        return found[0] if len(found) == 1 else 0
 
 
 def _fill(states: Array, offsets: Array, size: int, value: int) -> None:

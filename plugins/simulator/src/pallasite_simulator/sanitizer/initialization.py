@@ -35,7 +35,9 @@ class Initialization:
         if operation.space == "shared" and operation.offsets is not None:
             one, offsets, loads = operation.instruction, operation.offsets, _is_load(operation)
             contents = self._undefined.contents
-            unreadable = contents.unreadable(one, offsets, operation.size, undefined=loads)
+            unreadable = contents.unreadable(
+                one, offsets, operation.size, lanes=accessor.lanes, undefined=loads
+            )
         if unreadable is None and before.all():
             return
         if accessor.lanes is not None and _is_load(operation):

@@ -122,6 +122,9 @@ class WaveSanitizer(Observer):
         if self.launch.between_devices is not None and access.kind == "atomic":
             self.launch.between_devices.access(access)
         self._memory.access(access)
+        if access.kind == "read" and access.space == "shared":
+            contents = self._undefined.contents
+            contents.loaded(access.instruction, access.lanes, access.offsets, access.size)
 
     def _synchronize(self, access: Access) -> None:
         """Strong accesses synchronize where fences are before and after them."""
@@ -157,10 +160,12 @@ class WaveSanitizer(Observer):
     # Synchronization ------------------------------------------------------------------------------
 
     def barrier(self, arrived: Array, left: Array, proxy: str = "generic") -> None:
+        self._undefined.contents.passed(left)
         if self._synchronizes:
             self._ordering.barrier(arrived, left)
 
     def barriers(self, lanes: Array, groups: Array) -> None:
+        self._undefined.contents.passed(lanes)
         if self._synchronizes:
             self._ordering.barriers(lanes, groups)
 
