@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from pallasite_std.ops.dense.gradient import differentiable_product as differentiable_product
     from pallasite_std.ops.dense.problem import MatmulCall as MatmulCall
     from pallasite_std.ops.dense.problem import MatmulProblem as MatmulProblem
+    from pallasite_std.ops.flash import dropout as _dropout
     from pallasite_std.ops.flash.api import portable_gradients as portable_gradients
     from pallasite_std.ops.flash.arguments import AttentionCall as AttentionCall
     from pallasite_std.ops.flash.arguments import AttentionOptions as AttentionOptions
@@ -117,6 +118,9 @@ if TYPE_CHECKING:
     from pallasite_std.rules.shape import same_layout_hint as same_layout_hint
     from pallasite_std.tuning.entries import device as device
 
+    attention_dropout = _dropout
+    """Which weights dropout keeps, in kernels."""
+
     cluster_launch_rules = _cluster_launch_rules
     """What rules of cluster launch control check."""
 
@@ -127,6 +131,7 @@ if TYPE_CHECKING:
     """How semaphores are signalled, and in which scope they order memory."""
 
 _MODULES = {
+    "attention_dropout": "ops.flash.dropout",
     "arguments": "primitives.arguments",
     "arrays": "primitives.arrays",
     "barriers": "primitives.barriers",

@@ -44,6 +44,12 @@ class Epilogue:
         }
         return tuple(name for name, one in there.items() if one)
 
+    def extents(self, name: str) -> tuple[bool, bool]:
+        """Whether an operand has something for each row, and for each column."""
+        rows = name == "residual" or (name == "row_scale" and self.row_scale == "vector")
+        of_columns = name in ("bias", "residual")
+        return rows, of_columns or (name == "column_scale" and self.column_scale == "vector")
+
     @property
     def count(self) -> int:
         """Of the operands."""

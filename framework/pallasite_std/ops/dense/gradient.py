@@ -1,145 +1,226 @@
-"""Derivatives of products: two more products, and the epilogue's own."""
+"""Products of which derivatives can be taken: what an epilogue does to them."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
 
-from pallasite.plugin import UnsupportedError
-from pallasite_std.ops.arguments import in_32_bits, matched, zeros
-from pallasite_std.ops.dense.batching import RunMany, batched
+from pallasite_std.ops.arguments import in_32_bits
+from pallasite_std.ops.dense.arrangement import Run, RunMany, with_epilogue
+from pallasite_std.ops.dense.dimensions import COLUMN, ROW, Labels, matrices
 from pallasite_std.ops.dense.epilogue import Epilogue
-from pallasite_std.ops.dense.problem import MatmulCall, MatmulProblem
+from pallasite_std.ops.dense.problem import MatmulCall
+from pallasite_std.ops.dense.product import (
+    Implementation,
+    Product,
+    bound,
+    derivative,
+    product_p,
+    transposed,
+)
 
 type Extras = tuple[jax.Array, ...]
-type Run = Callable[[MatmulCall, jax.Array, jax.Array, Extras], jax.Array]
 
 
 def differentiable_product(run: Run, run_many: RunMany | None = None) -> Run:
-    """A product of which gradients can be taken, also of many at once by ``jax.vmap``.
+    """A product with rules for JAX's transformations.
 
     Args:
-      run: computes a product; its arguments are the call, both operands and the operands of the
-        epilogue. Derivatives are computed by the same function.
-      run_many: computes several products; see :func:`pallasite_std.ops.dense.batching.batched`.
+      run: computes a product of matrices; its arguments are the call, both operands and the
+        operands of the epilogue. Derivatives are computed by the same function.
+      run_many: computes several; see :class:`pallasite_std.ops.dense.arrangement.RunMany`.
     """
-    single = batched(run, run_many)
+    implementation = Implementation(run, run_many)
 
     def product(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras) -> jax.Array:
-        m, n, k = call.problem.m, call.problem.n, call.problem.k
-        if 0 not in (m, n, k):
-            return single(call, a, b, extras)
-        sums = zeros((m, n), jnp.float32, a)
-        return reference_epilogue(call.epilogue, sums, extras).astype(call.problem.out_dtype)
+        problem, names = call.problem, call.epilogue.operands
+        labels = tuple(_labels(call.epilogue, name) for name in names)
+        given = [
+            one if of_one else one.reshape(()) for one, of_one in zip(extras, labels, strict=True)
+        ]
+        dims = matrices(problem.transpose_a, problem.transpose_b, labels)
+        return Product(implementation, call, dims).bind(a, b, *given)
 
-    def forward(
-        call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras
-    ) -> tuple[jax.Array, Any]:
-        return wrapped(call, a, b, extras), (a, b, extras)
-
-    wrapped = jax.custom_vjp(product, nondiff_argnums=(0,))
-    # Derivatives are made of products that have some themselves.
-    wrapped.defvjp(in_32_bits(forward), in_32_bits(functools.partial(_backward, wrapped)))
-
-    def differentiable(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras) -> jax.Array:
-        a, b, *others = matched(a, b, *extras)
-        result: jax.Array = wrapped(call, a, b, tuple(others))
-        return result
-
-    return differentiable
+    return product
 
 
-def _backward(run: Run, call: MatmulCall, saved: Any, cotangent: jax.Array) -> tuple[Any, Any, Any]:
-    a, b, extras = saved
-    problem, epilogue = call.problem, call.epilogue
-    if not jnp.issubdtype(problem.dtype_a, jnp.floating):
-        raise UnsupportedError(
-            "the gradient of a product of integers", expected="floating-point operands"
-        )
-    plain = epilogue == Epilogue(bias=epilogue.bias, residual=epilogue.residual)
-    if plain:
-        # Sums and residuals pass the cotangent on as it is.
-        d_sums = cotangent
-        d_extras: list[Any] = []
-        if epilogue.bias:
-            d_extras.append(jnp.sum(cotangent.astype(jnp.float32), 0).astype(extras[0].dtype))
-        if epilogue.residual:
-            d_extras.append(cotangent)
-    else:
-        sums = run(_sums_only(call), a, b, ())
-
-        def after(sums: jax.Array, extras: Extras) -> jax.Array:
-            return reference_epilogue(epilogue, sums, extras).astype(problem.out_dtype)
-
-        _, pullback = jax.vjp(after, sums, extras)
-        d_sums, d_extras = pullback(cotangent)
-    d_a, d_b = _operands(run, problem, a, b, d_sums)
-    return d_a, d_b, tuple(d_extras)
+def _labels(epilogue: Epilogue, name: str) -> Labels:
+    """The dimensions of an operand of the epilogue."""
+    rows, columns = epilogue.extents(name)
+    return (ROW,) * rows + (COLUMN,) * columns
 
 
-def _sums_only(call: MatmulCall) -> MatmulCall:
-    problem = dataclasses.replace(call.problem, out_dtype=np.dtype(np.float32))
-    return MatmulCall(problem=problem, epilogue=Epilogue(), config=None)
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, product: Product, jaxpr: Any
+) -> tuple[jax.Array, Any]:
+    out = product_p.bind(*primals, product=product, jaxpr=jaxpr)
+    given = tuple(not isinstance(one, ad.Zero) for one in tangents)
+    if not any(given) or not jnp.issubdtype(out.dtype, jnp.floating):
+        return out, ad.Zero.from_primal_value(out)
+    return out, _tangent(product, primals, tangents, given, out.shape)
 
 
-def reference_epilogue(epilogue: Epilogue, sums: jax.Array, extras: Extras) -> jax.Array:
-    """What an epilogue computes, as a function of whole arrays."""
-    remaining = iter(extras)
-    values = sums.astype(jnp.float32)
-    if epilogue.row_scale != "none":
-        values = values * next(remaining).astype(jnp.float32).reshape(-1, 1)
-    if epilogue.column_scale != "none":
-        values = values * next(remaining).astype(jnp.float32).reshape(1, -1)
-    if epilogue.bias:
-        values = values + next(remaining).astype(jnp.float32)[None, :]
-    if epilogue.activation is not None:
-        values = epilogue.activation(values)
-    if epilogue.residual:
-        values = values + next(remaining).astype(jnp.float32)
-    return values
+ad.primitive_jvps[product_p] = in_32_bits(_jvp)
 
 
-def _operands(
-    run: Run, problem: MatmulProblem, a: jax.Array, b: jax.Array, d_sums: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The cotangents of a and b. 8-bit operands are multiplied as bfloat16."""
-    dtype = jnp.bfloat16 if problem.size == 1 else problem.dtype_a
-    wide_a, wide_b, d = a.astype(dtype), b.astype(dtype), d_sums.astype(dtype)
-    # a = d @ b.T, or its transpose b @ d.T; and so on.
-    product = functools.partial(_product, run)
-    d_a = (
-        product(wide_b, d, problem.transpose_b, True, a.dtype)
-        if problem.transpose_a
-        else product(d, wide_b, False, not problem.transpose_b, a.dtype)
-    )
-    d_b = (
-        product(d, wide_a, True, problem.transpose_a, b.dtype)
-        if problem.transpose_b
-        else product(wide_a, d, not problem.transpose_a, False, b.dtype)
-    )
-    return d_a, d_b
-
-
-def _product(
-    run: Run, a: jax.Array, b: jax.Array, transpose_a: bool, transpose_b: bool, out_dtype: Any
+def _tangent(
+    product: Product,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    given: tuple[bool, ...],
+    shape: tuple[int, ...],
 ) -> jax.Array:
-    k, m = a.shape if transpose_a else a.shape[::-1]
-    n = b.shape[0] if transpose_b else b.shape[1]
-    problem = MatmulProblem(
-        m=m,
-        n=n,
-        k=k,
-        dtype_a=np.dtype(a.dtype),
-        dtype_b=np.dtype(b.dtype),
-        out_dtype=np.dtype(out_dtype),
-        accumulator=np.dtype(np.float32),
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
+    epilogue, dtype = product.call.epilogue, product.call.problem.out_dtype
+    if epilogue != Epilogue(bias=epilogue.bias, residual=epilogue.residual):
+        some = [one for one, there in zip(tangents, given, strict=True) if there]
+        function = _jitted_tangent(product, given)
+        return bound(tangent_p, function, (*primals, *some), product=product, given=given)
+    # Bias and residual are added.
+    terms = derivative(product, primals[:2], tangents[:2], dtype)
+    for one, labels, there in zip(tangents[2:], product.dims.extras, given[2:], strict=True):
+        if there:
+            places = [product.dims.out.index(label) for label in labels]
+            wide = one.astype(jnp.float32)
+            terms.append(lax.broadcast_in_dim(wide, shape, places).astype(dtype))
+    return functools.reduce(jnp.add, terms)
+
+
+tangent_p = Primitive("matmul_tangent")
+"""The derivative of a product with an epilogue, by the tangents that are given.
+
+Its operands are those of the product, then the tangents, in which it is linear. Its transpose
+computes the sums again, so that no sums are kept for it.
+"""
+
+
+def tangent(product: Product, given: Sequence[bool], *operands: Any) -> jax.Array:
+    """The derivative of a product with an epilogue.
+
+    Args:
+      product: of which it is.
+      given: which operands have a tangent.
+      operands: of the product, then the tangents.
+    """
+    primals, remaining = operands[: len(given)], iter(operands[len(given) :])
+    tangents = [
+        next(remaining) if there else ad.Zero.from_primal_value(one)
+        for one, there in zip(primals, given, strict=True)
+    ]
+    a, b, *extras = primals
+    sums = sums_of(product).bind(a, b)
+    terms = derivative(product, (a, b), tangents[:2], np.float32)
+    change = functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(sums)
+    after, varied = _after(product, extras, given[2:])
+    changes = [one for one, there in zip(tangents[2:], given[2:], strict=True) if there]
+    result: jax.Array = jax.jvp(after, (sums, *varied), (change, *changes))[1]
+    return result
+
+
+@functools.lru_cache(maxsize=256)
+def _jitted_tangent(product: Product, given: tuple[bool, ...]) -> Any:
+    return jax.jit(functools.partial(tangent, product, given))
+
+
+def sums_of(product: Product) -> Product:
+    """A product without its epilogue."""
+    call, dims = product.call, dataclasses.replace(product.dims, extras=())
+    problem = dataclasses.replace(call.problem, out_dtype=np.dtype(np.float32))
+    call = MatmulCall(problem=problem, epilogue=Epilogue(), config=None)
+    return dataclasses.replace(product, call=call, dims=dims)
+
+
+def _after(
+    product: Product, extras: Sequence[Any], given: Sequence[bool]
+) -> tuple[Callable[..., jax.Array], list[Any]]:
+    """The epilogue as a function of sums and of those operands that are given, and these."""
+    varied = [one for one, there in zip(extras, given, strict=True) if there]
+
+    def after(sums: jax.Array, *varied: jax.Array) -> jax.Array:
+        remaining = iter(varied)
+        operands = [
+            next(remaining) if there else one for one, there in zip(extras, given, strict=True)
+        ]
+        return with_epilogue(product.call, product.dims, sums, operands)
+
+    return after, varied
+
+
+def _impl(*operands: Any, product: Product, given: tuple[bool, ...], jaxpr: Any) -> Any:
+    del product, given
+    return jaxpr_as_fun(jaxpr)(*operands)[0]
+
+
+def _abstract_eval(*avals: Any, product: Product, given: tuple[bool, ...], jaxpr: Any) -> Any:
+    return product_p.abstract_eval(*avals, product=product, jaxpr=jaxpr)[0]
+
+
+tangent_p.def_impl(_impl)
+tangent_p.def_abstract_eval(_abstract_eval)
+mlir.register_lowering(tangent_p, mlir.lower_fun(_impl, multiple_results=False))
+
+
+@in_32_bits
+def _batch(
+    operands: Sequence[Any], places: Sequence[int | None], *, jaxpr: Any, **params: Any
+) -> tuple[jax.Array, int]:
+    del params
+    return jax.vmap(jaxpr_as_fun(jaxpr), places)(*operands)[0], 0
+
+
+batching.primitive_batchers[tangent_p] = _batch
+
+
+@in_32_bits
+def _jvp_of_tangent(
+    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any, **params: Any
+) -> tuple[jax.Array, jax.Array]:
+    del params
+    given = [not isinstance(one, ad.Zero) for one in tangents]
+
+    def function(*varied: Any) -> Any:
+        remaining = iter(varied)
+        operands = [
+            next(remaining) if there else one for one, there in zip(primals, given, strict=True)
+        ]
+        return jaxpr_as_fun(jaxpr)(*operands)[0]
+
+    varied, changes = (
+        [one for one, there in zip(some, given, strict=True) if there]
+        for some in (primals, tangents)
     )
-    return run(MatmulCall(problem=problem, epilogue=Epilogue(), config=None), a, b, ())
+    out, change = jax.jvp(function, varied, changes)
+    return out, change
+
+
+ad.primitive_jvps[tangent_p] = _jvp_of_tangent
+
+
+@in_32_bits
+def _transpose(
+    cotangent: Any, *operands: Any, product: Product, given: tuple[bool, ...], jaxpr: Any
+) -> list[Any]:
+    del jaxpr
+    if isinstance(cotangent, ad.Zero):
+        return [None] * len(operands)
+    a, b, *extras = operands[: len(given)]
+    after, varied = _after(product, extras, given[2:])
+    pull_back = jax.vjp(after, sums_of(product).bind(a, b), *varied)[1]
+    of_sums, *of_extras = pull_back(cotangent)
+    dims, found = product.dims, []
+    if given[0]:
+        found.append(transposed(product, dims.a, a.dtype, of_sums, b, dims.b))
+    if given[1]:
+        found.append(transposed(product, dims.b, b.dtype, of_sums, a, dims.a))
+    return [*[None] * len(given), *found, *of_extras]
+
+
+ad.primitive_transposes[tangent_p] = _transpose

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallasite_hopper.ops.dense.choice import batched_config, default_config, this_chip
 from pallasite_hopper.ops.dense.config import MatmulConfig
@@ -22,42 +23,63 @@ from pallasite_hopper.ops.dense.run import (
     turned_by_xla,
     useful,
 )
-from pallasite_std.api import Epilogue, MatmulCall, MatmulProblem, mapped_product, padded_columns
+from pallasite_std.api import (
+    MATRIX,
+    Batch,
+    Epilogue,
+    MatmulCall,
+    MatmulProblem,
+    mapped_product,
+    padded_columns,
+)
 
 _LARGEST_GRID = 2**31 - 1
 """Items that the index of one counts."""
 
+_MOST_DIMENSIONS = 5
+"""Of an array, that the copy engine reads and writes."""
 
-def run_many(
-    call: MatmulCall, count: int, stacked: tuple[bool, ...], operands: Sequence[jax.Array]
-) -> jax.Array:
-    """So many matmuls; see ``pallasite_std.ops.dense.batching.RunMany``.
+
+def run_many(call: MatmulCall, batch: Batch, operands: Sequence[jax.Array]) -> jax.Array:
+    """So many matmuls; see ``pallasite_std.ops.dense.arrangement.RunMany``.
 
     Rows of the operands and of the result that are not multiples of 16 bytes, and configurations
     that divide k, have a kernel for one product with a further grid dimension.
     """
-    problem = call.problem
-    a, b, *extras = operands
+    problem, count = call.problem, batch.count
+    given = tuple(operands)
     if call.config is None and turned_by_xla(problem, count):
-        return mapped_product(by_xla, call, count, stacked, tuple(operands))
+        return mapped_product(by_xla, call, batch, given)
+    a, b, *extras = operands
+    of_a, of_b = batch.a, batch.b
     if problem.size != 2:  # The tensor cores read such elements along k only.
-        a = jnp.swapaxes(a, -1, -2) if problem.transpose_a else a
-        b = b if problem.transpose_b else jnp.swapaxes(b, -1, -2)
+        if problem.transpose_a:
+            a, of_a = _turned(a, of_a)
+        if not problem.transpose_b:
+            b, of_b = _turned(b, of_b)
         problem = dataclasses.replace(problem, transpose_a=False, transpose_b=True)
-    config = _config(problem, call.config, count)
+    most = max(map(len, (of_a, of_b, batch.out)))
+    config = _config(problem, call.config, count) if most <= _MOST_DIMENSIONS else None
     if config is None:
-        return mapped_product(run, call, count, stacked, tuple(operands))
+        return mapped_product(run, call, batch, given)
     m_multiple, n_multiple = config.step_m, config.step_n
     if config.swap:
         m_multiple, n_multiple = n_multiple, m_multiple
-    extras = _padded(call.epilogue, count, stacked[2:], extras, m_multiple, n_multiple)
-    left, right, *others = stacked
+    extras = _padded(call.epilogue, count, batch.extras, extras, m_multiple, n_multiple)
     if config.swap:
-        problem, a, b, left, right = problem.swapped(), b, a, right, left
-    marks = left, right, tuple(others)
-    config = useful(lambda one: BatchedLoop(problem, one, call.epilogue, count, *marks), config)
-    result: jax.Array = _kernel(problem, config, call.epilogue, count, *marks)(a, b, *extras)
+        problem, a, b, of_a, of_b = problem.swapped(), b, a, of_b, of_a
+    batch = dataclasses.replace(batch, a=of_a, b=of_b)
+    config = useful(lambda one: BatchedLoop(problem, one, call.epilogue, batch), config)
+    result: jax.Array = _kernel(problem, config, call.epilogue, batch)(a, b, *extras)
     return result
+
+
+def _turned(array: jax.Array, places: tuple[int, ...]) -> tuple[jax.Array, tuple[int, ...]]:
+    """An array whose matrices are transposed, behind all other dimensions, and where these are."""
+    first = [axis for axis, one in enumerate(places) if one != MATRIX]
+    rows, columns = (axis for axis, one in enumerate(places) if one == MATRIX)
+    order = (*first, columns, rows)
+    return jnp.transpose(array, order), tuple(places[axis] for axis in order)
 
 
 def _config(problem: MatmulProblem, given: MatmulConfig | None, count: int) -> MatmulConfig | None:
@@ -111,52 +133,54 @@ class BatchedLoop(MatmulLoop):
     """The kernel's body for several products.
 
     Args:
-      count: of the products.
-      left, right, others: whether the operands, and those of the epilogue, have a dimension of the
-        products before their own.
+      batch: where the operands and the result have the dimensions of the products.
     """
 
     def __init__(
-        self,
-        problem: MatmulProblem,
-        config: MatmulConfig,
-        epilogue: Epilogue,
-        count: int,
-        left: bool,
-        right: bool,
-        others: Sequence[bool],
+        self, problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue, batch: Batch
     ):
         super().__init__(problem, config, epilogue)
-        self.count, self.left, self.right, self.others = count, left, right, others
+        self.batch = batch
 
     @property
     def several(self) -> tuple[int, ...]:
-        return (self.count,)
+        return (self.batch.count,)
+
+    def out_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        extents = iter((rows, columns))
+        sizes = self.batch.sizes
+        return tuple(next(extents) if one == MATRIX else sizes[one] for one in self.batch.out)
 
     def fetch_left(self, a: Any, item: Item, window: Any, smem: Any, full: Any, share: Any) -> None:
-        a = a.at[item.part] if self.left else a
+        window = self._placed(self.batch.a, item.part, window)
         super().fetch_left(a, item, window, smem, full, share)
 
-    def fetch_right(self, b: Any, item: Item, depth: Any, smem: Any, full: Any, share: Any) -> None:
-        b = b.at[item.part] if self.right else b
-        super().fetch_right(b, item, depth, smem, full, share)
+    def right_window(self, item: Item, window: tuple[Any, Any]) -> tuple[Any, ...]:
+        return self._placed(self.batch.b, item.part, window)
+
+    def out_window(self, item_part: Any, window: tuple[Any, Any]) -> tuple[Any, ...]:
+        return self._placed(self.batch.out, item_part, window)
+
+    def _placed(self, places: Sequence[int], item_part: Any, window: Any) -> tuple[Any, ...]:
+        """The part of an array that is the window of a product's matrix."""
+        sizes, indices, rest = self.batch.sizes, dict[int, Any](), item_part
+        for number in reversed(range(len(sizes))):
+            size = jnp.int32(sizes[number])
+            indices[number] = lax.rem(rest, size) if number else rest
+            rest = lax.div(rest, size)
+        matrix = iter(window)
+        return tuple(next(matrix) if one == MATRIX else indices[one] for one in places)
 
     def epilogue_operands(self, operands: Any, item_part: Any) -> Any:
         return [
             one.at[item_part] if mark else one
-            for one, mark in zip(operands, self.others, strict=True)
+            for one, mark in zip(operands, self.batch.extras, strict=True)
         ]
 
 
 @functools.lru_cache(maxsize=256)
 def _kernel(
-    problem: MatmulProblem,
-    config: MatmulConfig,
-    epilogue: Epilogue,
-    count: int,
-    left: bool,
-    right: bool,
-    others: tuple[bool, ...],
+    problem: MatmulProblem, config: MatmulConfig, epilogue: Epilogue, batch: Batch
 ) -> Callable[..., jax.Array]:
-    loop = BatchedLoop(problem, config, epilogue, count, left, right, others)
+    loop = BatchedLoop(problem, config, epilogue, batch)
     return build(problem, config, epilogue, MULTIPROCESSORS, loop, name="batched_matmul")
