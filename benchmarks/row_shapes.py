@@ -40,6 +40,7 @@ from pallasite_std.ops.rows import (
     gated,
     kernel,
     norm_beside,
+    norm_body,
     norm_kernels,
     norm_segments,
     norm_strips,
@@ -102,7 +103,7 @@ _PIPELINED: tuple[Change, ...] = (
 _BY_WORDS: tuple[Change, ...] = (
     (values, "PAIRS", True),
     # What is kept of kernels does not know of that.
-    (norm_kernels.Norm, "name", property(lambda norm: "norm_by_words")),
+    (norm_body.Norm, "name", property(lambda norm: "norm_by_words")),
 )
 _AWAITED: tuple[Change, ...] = ((kernel, "BY_BLOCK", True),)
 WAYS: dict[str, tuple[Change, ...]] = {
@@ -142,11 +143,11 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "results without a place stored one by one": ((shared, "STAGED", False),),
     "as many rows in shared memory as fit": ((shared, "_FETCHED", 1 << 30),),
     "moments of rows in shared memory in one pass": (
-        (norm_kernels, "ONE_PASS_NEAR", True),
+        (norm_body, "ONE_PASS_NEAR", True),
         (shared, "_CHUNK", 8 * tiling.LANES),
     ),
     "weights after reductions": ((norm_kernels, "EARLY", 0),),
-    "moments in one pass": ((norm_kernels, "ONE_PASS", True),),
+    "moments in one pass": ((norm_body, "ONE_PASS", True),),
     "registers as they come": ((kernel, "BESIDES", None),),
     "products and sums apart": ((norm_kernels, "parameters", _plain),),
     "heads by powers of two": ((rotary, "FEWEST_PARTS", 1 << 30),),
@@ -160,7 +161,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
         (norm_kernels, "suits_pipeline", _always),
         (quantize, "suits_pipeline", _always),
     ),
-    "moments one by one": ((norm_kernels, "AT_ONCE", False),),
+    "moments one by one": ((norm_body, "AT_ONCE", False),),
     "rows within vectors not pipelined": ((norm_kernels, "PIPELINED", False),),
     "layer norms pipelined by columns": (
         _NOT_KEPT,
@@ -202,7 +203,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "segments of the longest rows": ((segments, "LEAST_COLUMNS", 1 << 19),),
     "parts of sectors as cheap as whole ones": (
         (costs, "_PARTIAL", 0.0),
-        (norm_kernels.Norm, "name", property(lambda norm: "norm_by_parts")),
+        (norm_body.Norm, "name", property(lambda norm: "norm_by_parts")),
     ),
     "segments of few rows": ((segments, "MORE", 8),),
     "gradients with one sum not by tiles": ((folding_tiles, "FEWEST_SUMS", 2),),

@@ -10,7 +10,7 @@ from norm_reference import norm_and_reference
 
 import pallasite
 from pallasite import ops
-from pallasite_std.ops.rows import norm_beside, norm_kernels, norms, pipelines
+from pallasite_std.ops.rows import norm_beside, norm_body, norm_kernels, norms, pipelines
 from pallasite_std.ops.rows.pipelines import gradient_pipeline
 
 pytestmark = pytest.mark.runs_kernels
@@ -91,7 +91,7 @@ def test_gradients_of_few_rows(rows, columns, dtype, multiprocessors, blocks, gr
     machine = multiprocessors, SHARED_MEMORY
     monkeypatch.setattr(norm_kernels, "KEPT", False)
     monkeypatch.setattr(norms, "machine", lambda: machine)
-    norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, False, dtype, None, dtype.itemsize)
+    norm = norm_body.Norm(True, 1e-5, 0.0, True, True, False, dtype, None, dtype.itemsize)
     pipeline = norm_kernels._pipeline(norm, rows, columns, dtype, *machine)
     assert pipeline is not None and pipeline.blocks == blocks
     assert pipeline.groups(multiprocessors, rows) == groups
@@ -108,7 +108,7 @@ def test_gradients_of_few_rows(rows, columns, dtype, multiprocessors, blocks, gr
 def test_few_rows_that_registers_hold():
     """They have no pipeline: with clusters, those of 372 rows took 20 us, and XLA's 9."""
     for rows, columns in ((372, 2816), (256, 4096), (744, 2816)):
-        norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, False, BF16)
+        norm = norm_body.Norm(True, 1e-5, 0.0, True, True, False, BF16)
         assert norm_kernels._pipeline(norm, rows, columns, BF16, 132, SHARED_MEMORY) is None
 
 
@@ -194,7 +194,7 @@ def test_pipelines_fit(itemsizes, sums, depth):
 def test_kernels_fit(columns, dtype, residual):
     """Where stages and the weight leave hardly anything of shared memory."""
     dtype, f32 = dtype or np.dtype(np.float32), jnp.float32
-    norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, residual, dtype)
+    norm = norm_body.Norm(True, 1e-5, 0.0, True, True, residual, dtype)
     kernel = norm_kernels.backward(norm, 3000, columns, dtype, 132, SHARED_MEMORY)
     shapes = (
         [((3000, columns), dtype)] * (2 + residual) + [((3000,), f32)] * 2 + [((columns,), f32)]
@@ -208,7 +208,7 @@ def test_kernels_fit(columns, dtype, residual):
 @pytest.mark.parametrize(("columns", "forward"), [(28233, False), (15001, True)])
 def test_kernels_of_rows_within_vectors_fit(columns, forward):
     """Weights that do not begin at whole vectors take no more shared memory than others."""
-    norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, False, BF16, weight_size=2)
+    norm = norm_body.Norm(True, 1e-5, 0.0, True, True, False, BF16, weight_size=2)
     machine, f32 = (132, SHARED_MEMORY), jnp.float32
     matrix, vector = ((3000, columns), BF16), ((columns,), BF16)
     if forward:
@@ -225,7 +225,7 @@ def test_kernels_of_rows_within_vectors_fit(columns, forward):
 
 def test_wide_weights_of_rows_within_vectors_fit():
     """Weights of 32 bits beside rows of 16 are exchanged by lanes, in shared memory."""
-    norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, True, BF16, np.dtype(np.int8))
+    norm = norm_body.Norm(True, 1e-5, 0.0, True, True, True, BF16, np.dtype(np.int8))
     kernel = norm_kernels.forward(norm, 700, 12786, BF16, False, 132, SHARED_MEMORY)
     shapes = [((700, 12786), BF16)] * 2 + [((12786,), jnp.float32)] * 2
     compiled = pallasite.compile(

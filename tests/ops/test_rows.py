@@ -14,7 +14,7 @@ from ops_support import PORTABLE, exact, on, random
 import pallasite
 from pallasite import ops
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
-from pallasite_std.ops.rows import norm_kernels
+from pallasite_std.ops.rows import norm_body, norm_kernels
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -114,7 +114,7 @@ def test_norms_to_another_dtype(columns):
 def test_gradients_of_many_rows_of_a_block(rows, columns):
     """Blocks that go over many rows, two of which are reduced together, and one that is left; long
     rows are fetched before their turn in both directions."""
-    norm = norm_kernels.Norm(True, 1e-5, 0.0, True, True, False, np.dtype(np.float32))
+    norm = norm_body.Norm(True, 1e-5, 0.0, True, True, False, np.dtype(np.float32))
     dtype = np.dtype(np.float32)
     x, d_out = random(1, (rows, columns), dtype) + 3, random(2, (rows, columns), dtype)
     weight, bias = random(3, (columns,), dtype), random(4, (columns,), dtype)

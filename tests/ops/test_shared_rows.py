@@ -9,7 +9,7 @@ import pytest
 from norm_reference import norm_and_reference
 
 from pallasite import ops
-from pallasite_std.ops.rows import norm_kernels, norms, quantize, shared
+from pallasite_std.ops.rows import norm_body, norm_kernels, norms, quantize, shared
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -62,7 +62,7 @@ def test_norms(
     if other and kind is None and not centered:
         pytest.skip("the same")
     monkeypatch.setattr(shared, "STAGED", other)
-    monkeypatch.setattr(norm_kernels, "ONE_PASS_NEAR", other)
+    monkeypatch.setattr(norm_body, "ONE_PASS_NEAR", other)
     value, exact = norm_and_reference(
         rows, columns, dtype, centered=centered, residual=residual, quantize=kind
     )
@@ -96,7 +96,7 @@ def test_quantization(rows, columns, kind, in_shared_memory):
 def test_moments_in_one_pass(rows, columns, dtype, residual, outlier, monkeypatch):
     """Far from zero, with a first element that is far from all others."""
     for module, name, value in (
-        (norm_kernels, "ONE_PASS", True),
+        (norm_body, "ONE_PASS", True),
         (norms, "machine", lambda: MACHINE),
     ):
         monkeypatch.setattr(module, name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from pallasite_std.ops.arguments import (
     with_derivatives_of,
     zeros,
 )
-from pallasite_std.ops.rows import cross_entropy_kernels
+from pallasite_std.ops.rows import cross_entropy_kernels, cross_entropy_turned
 from pallasite_std.ops.rows.arguments import (
     as_rows,
     float_array,
@@ -30,6 +31,14 @@ from pallasite_std.ops.rows.arguments import (
 from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.cross_entropy_kernels import CrossEntropy
 from pallasite_std.ops.rows.segments import reduced_in_segments
+from pallasite_std.ops.rows.turned import Turned
+from pallasite_std.ops.rows.turned_operands import (
+    TurnedOperands,
+    as_given,
+    in_rows,
+    turned_operands,
+    with_rows_where_mapped,
+)
 
 
 @in_32_bits
@@ -84,8 +93,12 @@ def softmax_cross_entropy(
     logits, labels = matched(logits, saturated(labels))
     if logits.size == 0:
         return zeros(labels.shape, np.dtype(np.float32), logits)
-    result: jax.Array = _loss(loss, logits, labels)
-    return result
+    turned = turned_operands(logits)
+    if turned is None:
+        result: jax.Array = _loss(loss, logits, labels)
+        return result
+    result = _turned_loss(loss, turned.problem, *turned.given, labels.reshape(-1))
+    return result.reshape(labels.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -94,7 +107,15 @@ def _loss(loss: CrossEntropy, logits: jax.Array, labels: jax.Array) -> jax.Array
 
 
 def _forward(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[jax.Array, Any]:
-    losses_of = over_leading_axes(functools.partial(_losses, loss), 2)
+    turned = turned_operands(logits)
+    if turned is not None:
+        problem, (lying,) = turned.problem, turned.given
+        losses, (*_, logarithms) = _turned_forward(loss, problem, lying, labels.reshape(-1))
+        losses, logarithms = losses.reshape(labels.shape), logarithms.reshape(labels.shape)
+        return losses, (turned, labels, logarithms)
+    losses_of = over_leading_axes(
+        functools.partial(_losses, loss), 2, functools.partial(_losses_if_turned, loss)
+    )
     run = with_derivatives_of(functools.partial(_reference, loss), losses_of)
     losses, logarithms = run(logits, labels)
     return losses, (logits, labels, logarithms)
@@ -111,6 +132,10 @@ def _losses(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
 
 def _backward(loss: CrossEntropy, saved: Any, d_losses: Any) -> tuple[Any, Any]:
     logits, labels, logarithms = saved
+    if isinstance(logits, TurnedOperands):
+        rest = (one.reshape(-1) for one in (labels, logarithms, d_losses))
+        found = _turned_gradient(loss, logits.problem)(*logits.given, *rest)
+        return logits.in_program([found])[0], np.zeros(labels.shape, jax.dtypes.float0)
     compute = over_leading_axes(functools.partial(_gradient, loss), 4)
     gradient = with_derivatives_of(functools.partial(_reference_gradient, loss), compute)
     zero = np.zeros(labels.shape, jax.dtypes.float0)
@@ -163,3 +188,82 @@ def _reference_gradient(
 
 
 _loss.defvjp(in_32_bits(_forward), in_32_bits(_backward))
+
+
+# Logits that lie across their rows ----------------------------------------------------------------
+
+
+def _losses_if_turned(loss: CrossEntropy, logits: Any, labels: Any) -> Any:
+    found = turned_operands(logits)
+    if found is None:
+        return None
+    losses = _turned_losses(loss, found.problem)(*found.given, labels.reshape(-1))
+    return tuple(one.reshape(labels.shape) for one in losses)
+
+
+def _turned_losses(loss: CrossEntropy, problem: Turned) -> Callable[..., Any]:
+    """A function of logits as they lie and labels (rows of all batches,): losses and log-sum-exps
+    of these."""
+
+    def run(logits: Any, labels: Any) -> tuple[Any, Any]:
+        given = loss, problem, np.dtype(logits.dtype), machine()[0]
+        kernel = cross_entropy_turned.forward(*given)
+        if kernel is None:  # XLA reads what it has to transpose as it lies.
+            return _reference(loss, in_rows(problem, [logits])[0], labels)
+        logarithms, *means = (one.reshape(-1) for one in kernel(logits))
+        there = jnp.clip(labels, 0, problem.columns - 1).reshape(problem.batch, 1, -1)
+        chosen = jnp.take_along_axis(logits, there, axis=1).reshape(-1).astype(jnp.float32)
+        mean = means[0] if means else None
+        return _combined(loss, labels, logarithms, loss.logits(chosen), mean), logarithms
+
+    def run_rows(logits: Any, labels: Any) -> tuple[Any, Any]:
+        return _losses(loss, in_rows(problem, [logits])[0], labels)
+
+    return with_rows_where_mapped(run, run_rows)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _turned_loss(loss: CrossEntropy, problem: Turned, logits: Any, labels: Any) -> Any:
+    return _turned_losses(loss, problem)(logits, labels)[0]
+
+
+def _turned_forward(
+    loss: CrossEntropy, problem: Turned, logits: Any, labels: Any
+) -> tuple[Any, Any]:
+    def reference(logits: Any, labels: Any) -> Any:
+        return _reference(loss, in_rows(problem, [logits])[0], labels)
+
+    run = with_derivatives_of(reference, _turned_losses(loss, problem))
+    losses, logarithms = run(logits, labels)
+    return losses, (logits, labels, logarithms)
+
+
+def _turned_backward(
+    loss: CrossEntropy, problem: Turned, saved: Any, d_losses: Any
+) -> tuple[Any, Any]:
+    gradient = _turned_gradient(loss, problem)(*saved, d_losses)
+    return gradient, np.zeros(saved[1].shape, jax.dtypes.float0)
+
+
+_turned_loss.defvjp(in_32_bits(_turned_forward), in_32_bits(_turned_backward))
+
+
+def _turned_gradient(loss: CrossEntropy, problem: Turned) -> Callable[..., Any]:
+    """A function of logits as they lie and of (rows of all batches,) labels, log-sum-exps and
+    cotangents: the gradient by the logits, as they lie."""
+
+    def of_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(logits: Any, *vectors: Any) -> Any:
+            found = function(loss, in_rows(problem, [logits])[0], *vectors)
+            return as_given(problem, [found])[0]
+
+        return call
+
+    def run(logits: Any, *vectors: Any) -> Any:
+        rows, columns = problem.rows, problem.columns
+        kernel = cross_entropy_turned.backward(loss, rows, columns, np.dtype(logits.dtype))
+        return kernel(logits.reshape(columns, rows), *vectors)[0].reshape(logits.shape)
+
+    plain = of_rows(_gradient)
+    compute = plain if problem.batch > 1 else with_rows_where_mapped(run, plain)
+    return with_derivatives_of(of_rows(_reference_gradient), compute)

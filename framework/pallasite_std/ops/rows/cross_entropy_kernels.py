@@ -182,6 +182,53 @@ def segments(
     return run
 
 
+def gradient_of(
+    loss: CrossEntropy,
+    columns: int,
+    x: Any,
+    classes: Any,
+    label: Any,
+    logarithm: Any,
+    d_loss: Any,
+) -> Any:
+    """The gradient by logits of these classes, given labels, log-sum-exps and cotangents of their
+    rows."""
+    of_row = _of_row(loss, columns, label, logarithm, d_loss)
+    return _gradient(loss, columns, x, classes, *of_row)
+
+
+def _of_row(
+    loss: CrossEntropy, columns: int, label: Any, logarithm: Any, d_loss: Any
+) -> tuple[Any, Any, Any, Any]:
+    """What the gradients of a row's elements have in common."""
+    if loss.ignored is not None:
+        d_loss = jnp.where(label == loss.ignored, 0.0, d_loss)
+    factor = d_loss * (1.0 + 2.0 * loss.z_loss * logarithm) if loss.z_loss else d_loss
+    # Labels outside of the classes read the nearest one, forward and backward.
+    return jnp.clip(label, 0, columns - 1), logarithm, d_loss, factor
+
+
+def _gradient(
+    loss: CrossEntropy,
+    columns: int,
+    x: Any,
+    classes: Any,
+    there: Any,
+    logarithm: Any,
+    d_loss: Any,
+    factor: Any,
+) -> Any:
+    logits = loss.logits(x)
+    value = jnp.exp(logits - logarithm) * factor
+    value = value - jnp.where(classes == there, d_loss * (1.0 - loss.smoothing), 0.0)
+    if loss.smoothing:
+        value = value - d_loss * (loss.smoothing / columns)
+    if loss.soft_cap is not None:
+        share = logits / loss.soft_cap
+        value = value * (1.0 - share * share)
+    return value
+
+
 @functools.lru_cache(maxsize=512)
 def backward(
     loss: CrossEntropy, rows: int, columns: int, dtype: np.dtype[Any]
@@ -194,24 +241,9 @@ def backward(
     def work(
         block: Rows, chunk: Chunk, x: Any, labels: Any, logarithms: Any, d_losses: Any, d_x: Any
     ) -> None:
-        def of_row(label: Any, logarithm: Any, d_loss: Any) -> tuple[Any, ...]:
-            if loss.ignored is not None:
-                d_loss = jnp.where(label == loss.ignored, 0.0, d_loss)
-            factor = d_loss * (1.0 + 2.0 * loss.z_loss * logarithm) if loss.z_loss else d_loss
-            # Labels outside of the classes read the nearest one, forward and backward.
-            return jnp.clip(label, 0, columns - 1), logarithm, d_loss, factor
-
         vectors = labels, logarithms, d_losses
-        there, logarithm, d_loss, factor = block.row_values(of_row, chunk, *vectors)
-        logits = loss.logits(chunk.load(x))
-        value = jnp.exp(logits - logarithm) * factor
-        value = value - jnp.where(chunk.columns() == there, d_loss * (1.0 - loss.smoothing), 0.0)
-        if loss.smoothing:
-            value = value - d_loss * (loss.smoothing / columns)
-        if loss.soft_cap is not None:
-            share = logits / loss.soft_cap
-            value = value * (1.0 - share * share)
-        chunk.store(d_x, value)
+        of_row = block.row_values(functools.partial(_of_row, loss, columns), chunk, *vectors)
+        chunk.store(d_x, _gradient(loss, columns, chunk.load(x), chunk.columns(), *of_row))
 
     out = jax.ShapeDtypeStruct((rows, columns), dtype)
     name = "cross_entropy_gradient"

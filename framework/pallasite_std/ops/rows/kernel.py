@@ -236,13 +236,14 @@ class Rows:
             )
 
         # Chunks are combined element by element; lanes exchange values once.
-        start = tuple(jnp.full((self.tiling.chunk,), NEUTRAL[kind], jnp.float32) for kind in kinds)
+        shape = self.resident.shape
+        start = tuple(jnp.full(shape, NEUTRAL[kind], jnp.float32) for kind in kinds)
         sums = self._over_chunks(step, start)
-        results = tuple(REDUCE[kind](one) for kind, one in zip(kinds, sums, strict=True))
+        results = tuple(REDUCE[kind](one, axis=-1) for kind, one in zip(kinds, sums, strict=True))
         rest = self.rest()
         if rest is not None:
             # It may hold what only the last warpgroup has written.
-            neutral = tuple(jnp.float32(NEUTRAL[kind]) for kind in kinds)
+            neutral = tuple(jnp.full(shape[:-1], NEUTRAL[kind], jnp.float32) for kind in kinds)
             ends = lax.cond(
                 self.thread == self.tiling.threads - 1, lambda: partial(rest), lambda: neutral
             )

@@ -20,7 +20,8 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite_std.ops.rows.kernel import Chunk, Exchange, Rows, await_all, barrier_of, in_step
-from pallasite_std.ops.rows.norm_kernels import Norm, gradient_body
+from pallasite_std.ops.rows.norm_body import Norm
+from pallasite_std.ops.rows.norm_kernels import gradient_body
 from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, RowTiling, size_of
 
 MOST_BYTES = 4 * 1024 * 1024

@@ -12,7 +12,7 @@ import numpy as np
 
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows
-from pallasite_std.ops.rows.norm_kernels import Norm, affine
+from pallasite_std.ops.rows.norm_body import Norm, affine
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
 from pallasite_std.ops.rows.segments import segment_kernel, segment_sizes
 

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
-from pallasite_std.ops.rows.norm_kernels import Norm, affine
+from pallasite_std.ops.rows.norm_body import Norm, affine
 from pallasite_std.ops.rows.segments import LEAST_GRADIENT_BYTES, in_segments, segment_kernel
 from pallasite_std.ops.rows.tiling import LANES, Registers, RowTiling, row_tiling, size_of
 

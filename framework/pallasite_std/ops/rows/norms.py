@@ -18,7 +18,13 @@ from pallasite_std.ops.arguments import (
     without_derivatives,
     zeros,
 )
-from pallasite_std.ops.rows import norm_beside, norm_kernels, norm_segments, norm_strips
+from pallasite_std.ops.rows import (
+    norm_beside,
+    norm_kernels,
+    norm_segments,
+    norm_strips,
+    norm_turned,
+)
 from pallasite_std.ops.rows.arguments import (
     FLOATS,
     as_rows,
@@ -31,8 +37,16 @@ from pallasite_std.ops.rows.arguments import (
 )
 from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.column_sums import column_sums
-from pallasite_std.ops.rows.norm_kernels import Norm
+from pallasite_std.ops.rows.norm_body import Norm
 from pallasite_std.ops.rows.segments import LEAST_GRADIENT_BYTES, in_segments
+from pallasite_std.ops.rows.turned import Turned
+from pallasite_std.ops.rows.turned_operands import (
+    TurnedOperands,
+    as_given,
+    in_rows,
+    turned_operands,
+    with_rows_where_mapped,
+)
 
 
 @in_32_bits
@@ -132,10 +146,14 @@ def _norm(
     x, weight, bias, residual = matched(x, weight, bias, residual)
     if x.size == 0:
         results = _of_nothing(norm, x)
-    elif norm.quantized is not None:
-        results = _quantized(norm)(x, weight, bias, residual)
     else:
-        results = _differentiable(norm, x, weight, bias, residual)
+        turned = turned_operands(x, *([residual] if norm.residual else []))
+        if norm.quantized is not None:
+            results = _quantized(norm, x, weight, bias, residual, turned)
+        elif turned is not None:
+            results = _turned(norm, turned.problem, turned.shape, turned.given, weight, bias)
+        else:
+            results = _differentiable(norm, x, weight, bias, residual)
     return results if len(results) > 1 else results[0]
 
 
@@ -152,7 +170,11 @@ def _run(
     norm: Norm, x: Any, weight: Any, bias: Any, residual: Any, saves: bool = False
 ) -> tuple[jax.Array, ...]:
     """The results; with ``saves`` then what the gradient needs of each row."""
-    run = over_leading_axes(functools.partial(_run_rows, norm, saves), 2)
+    run = over_leading_axes(
+        functools.partial(_run_rows, norm, saves),
+        2,
+        functools.partial(_run_if_turned, norm, saves),
+    )
     results: tuple[jax.Array, ...] = run(x, residual, weight, bias)
     return results
 
@@ -177,10 +199,61 @@ def _run_rows(
     return (*results, *(one.reshape(x.shape[:-1]) for one in rest))
 
 
-def _quantized(norm: Norm) -> Any:
+def _run_if_turned(
+    norm: Norm, saves: bool, x: Any, residual: Any, weight: Any, bias: Any
+) -> tuple[jax.Array, ...] | None:
+    """What :func:`_run` returns, if a kernel reads these operands as they lie across their rows."""
+    found = turned_operands(x, *([residual] if norm.residual else []))
+    if found is None:
+        return None
+    return _run_turned(norm, found.problem, found.shape, saves, found.given, weight, bias)
+
+
+def _run_turned(
+    norm: Norm,
+    problem: Turned,
+    shape: tuple[int, ...],
+    saves: bool,
+    given: tuple[Any, ...],
+    weight: Any,
+    bias: Any,
+) -> tuple[jax.Array, ...]:
+    """What :func:`_run` returns of matrices as they lie; ``shape`` is that of x."""
+
+    def in_shape(results: Any) -> tuple[jax.Array, ...]:
+        return tuple(one.reshape(shape if one.ndim == 2 else shape[:-1]) for one in results)
+
+    def run(given: tuple[Any, ...], weight: Any, bias: Any) -> tuple[jax.Array, ...]:
+        dtype = np.dtype(given[0].dtype)
+        kernel = norm_turned.forward(norm, problem, dtype, saves, *machine())
+        if kernel is not None:
+            vectors = (one for one in (weight, bias) if one is not None)
+            return in_shape(kernel(*given, *vectors))
+        x, *residual = in_rows(problem, given)
+        other = residual[0] if residual else None
+        return in_shape(norm_turned.results(norm, saves, x, other, weight, bias))
+
+    def run_rows(given: tuple[Any, ...], weight: Any, bias: Any) -> tuple[jax.Array, ...]:
+        x, *residual = in_rows(problem, given)
+        results = _run(norm, x, weight, bias, residual[0] if residual else None, saves)
+        return in_shape(results)
+
+    results: tuple[jax.Array, ...] = with_rows_where_mapped(run, run_rows)(given, weight, bias)
+    return results
+
+
+def _quantized(
+    norm: Norm, x: Any, weight: Any, bias: Any, residual: Any, turned: TurnedOperands | None
+) -> tuple[jax.Array, ...]:
+    run: Callable[..., Any] = functools.partial(_run, norm)
+    operands: tuple[Any, ...] = (x, weight, bias, residual)
+    if turned is not None:
+        run = functools.partial(_run_turned, norm, turned.problem, turned.shape, False)
+        operands = (turned.given, weight, bias)
     what = f"{norm.name} with a quantised result"
     hint = "leave quantize out, and quantise what does not take part in gradients"
-    return without_derivatives(what, hint, functools.partial(_run, norm))
+    results: tuple[jax.Array, ...] = without_derivatives(what, hint, run)(*operands)
+    return results
 
 
 _MANY_SUMS = 768
@@ -200,6 +273,9 @@ def _differentiable(norm: Norm, x: Any, weight: Any, bias: Any, residual: Any) -
 
 
 def _forward(norm: Norm, x: Any, weight: Any, bias: Any, residual: Any) -> tuple[Any, Any]:
+    turned = turned_operands(x, *([residual] if norm.residual else []))
+    if turned is not None:
+        return _turned_forward(norm, turned.problem, turned.shape, turned.given, weight, bias)
     run = with_derivatives_of(
         functools.partial(_reference_results, norm), functools.partial(_run, norm, saves=True)
     )
@@ -291,3 +367,34 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
 
 
 _differentiable.defvjp(in_32_bits(_forward), in_32_bits(_backward))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _turned(
+    norm: Norm, problem: Turned, shape: Any, given: tuple[Any, ...], weight: Any, bias: Any
+) -> Any:
+    """:func:`_differentiable` of x and residual as they lie."""
+    return _run_turned(norm, problem, shape, False, given, weight, bias)
+
+
+def _turned_forward(
+    norm: Norm, problem: Turned, shape: Any, given: tuple[Any, ...], weight: Any, bias: Any
+) -> tuple[Any, Any]:
+    def reference(given: tuple[Any, ...], weight: Any, bias: Any) -> Any:
+        x, *residual = (one.reshape(shape) for one in in_rows(problem, given))
+        return _reference_results(norm, x, weight, bias, residual[0] if residual else None)
+
+    run = with_derivatives_of(reference, functools.partial(_run_turned, norm, problem, shape, True))
+    *results, moments = _grouped(norm, run(given, weight, bias))
+    x = results[-1] if norm.residual else in_rows(problem, given)[0].reshape(shape)
+    return tuple(results), (x, moments, weight, bias)
+
+
+def _turned_backward(
+    norm: Norm, problem: Turned, shape: Any, saved: Any, cotangents: Any
+) -> tuple[Any, Any, Any]:
+    d_x, d_weight, d_bias, _ = _backward(norm, saved, cotangents)
+    return tuple(as_given(problem, [d_x] * len(problem.across))), d_weight, d_bias
+
+
+_turned.defvjp(in_32_bits(_turned_forward), in_32_bits(_turned_backward))

@@ -40,6 +40,16 @@ from pallasite_std.ops.rows.shared import shared_row_kernel, suits_shared
 from pallasite_std.ops.rows.streamed import row_stream, streamed_row_kernel, suits_stream
 from pallasite_std.ops.rows.tiles import tiled_row_kernel
 from pallasite_std.ops.rows.tiling import Registers, few_rows_tiling, row_tiling, size_of
+from pallasite_std.ops.rows.turned import (
+    Turned,
+    turned_elementwise_kernel,
+    turned_row_kernel,
+)
+from pallasite_std.ops.rows.turned_operands import (
+    in_rows,
+    turned_operands,
+    with_rows_where_mapped,
+)
 
 
 @in_32_bits
@@ -74,13 +84,79 @@ def quantize(x: jax.Array, dtype: Any, *, group: int | None = None) -> tuple[jax
     (x,) = matched(x)
     if x.size == 0:
         return zeros(x.shape, kind, x), zeros(shape, np.dtype(np.float32), x) + 1
-    run = without_derivatives(
-        "quantize",
-        "quantise what does not take part in gradients",
-        over_leading_axes(functools.partial(_run, kind), 1),
-    )
-    values, scales = run(x.reshape(-1, columns if group is None else group))
+    width, turned = columns if group is None else group, turned_operands(x)
+    if turned is None:
+        run = over_leading_axes(
+            functools.partial(_run, kind), 1, functools.partial(_run_if_turned, kind)
+        )
+        given = x.reshape(-1, width)
+    else:
+        run, (given,) = _of_turned(kind, turned.problem, width), turned.given
+    what, hint = "quantize", "quantise what does not take part in gradients"
+    values, scales = without_derivatives(what, hint, run)(given)
     return values.reshape(x.shape), scales.reshape(shape)
+
+
+def _of_turned(kind: np.dtype[Any], problem: Turned, width: int) -> Callable[..., Any]:
+    """The function of a matrix as it lies, of which ``width`` columns have a scale."""
+
+    def run(x: Any) -> tuple[Any, ...]:
+        kernel = None
+        if width == problem.columns:
+            kernel = _turned_kernel(kind, problem, np.dtype(x.dtype), *machine())
+        if kernel is not None:
+            return kernel(x)
+        # XLA reads what it has to transpose as it lies.
+        wide = in_rows(problem, [x])[0].reshape(-1, width).astype(jnp.float32)
+        scale, inverse = row_scale(jnp.max(abs(wide), axis=1), kind)
+        return quantized_values(wide * inverse[:, None], kind), scale
+
+    def run_rows(x: Any) -> tuple[Any, ...]:
+        return _run(kind, in_rows(problem, [x])[0].reshape(-1, width))
+
+    return with_rows_where_mapped(run, run_rows)
+
+
+def _run_if_turned(kind: np.dtype[Any], x: Any) -> tuple[Any, Any] | None:
+    found = turned_operands(x)
+    if found is None:
+        return None
+    values, scales = _of_turned(kind, found.problem, x.shape[-1])(*found.given)
+    return values.reshape(x.shape), scales.reshape(x.shape[:-1])
+
+
+@functools.lru_cache(maxsize=512)
+def _turned_kernel(
+    kind: np.dtype[Any],
+    problem: Turned,
+    dtype: np.dtype[Any],
+    multiprocessors: int,
+    shared_memory: int,
+) -> Callable[..., tuple[jax.Array, ...]] | None:
+    """The kernel for a matrix as it lies across its rows; None if it does not suit."""
+    types = _out_types(kind, problem.batch * problem.rows, problem.columns)
+    given = problem, [dtype], types, "quantize", 1, multiprocessors, shared_memory
+    return turned_row_kernel(functools.partial(_quotients, kind), *given)
+
+
+def _out_types(kind: np.dtype[Any], rows: int, columns: int) -> list[jax.ShapeDtypeStruct]:
+    return [
+        jax.ShapeDtypeStruct((rows, columns), kind),
+        jax.ShapeDtypeStruct((rows,), jnp.float32),
+    ]
+
+
+def _quotients(kind: np.dtype[Any], block: Rows, x: Any, out: Any, scales: Any) -> Work:
+    """The body of kernels for whole rows."""
+    (largest,) = yield lambda chunk: (abs(chunk.load(x)),), ("max",), []
+    scale, inverse = row_scale(largest, kind)
+
+    def store(chunk: Chunk) -> None:
+        exact = chunk.load(x) * block.spread(inverse, chunk)
+        chunk.store(out, quantized_values(exact, kind))
+
+    block.each(store)
+    block.store(scales, scale)
 
 
 def _run(dtype: np.dtype[Any], x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -104,21 +180,8 @@ def _kernel(
     tiling = row_tiling(rows, columns, size_of(dtype), Registers())
     tiling = few_rows_tiling(rows, tiling, size_of(dtype))
 
-    def body(block: Rows, x: Any, out: Any, scales: Any) -> Work:
-        (largest,) = yield lambda chunk: (abs(chunk.load(x)),), ("max",), []
-        scale, inverse = row_scale(largest, kind)
-
-        def store(chunk: Chunk) -> None:
-            exact = chunk.load(x) * block.spread(inverse, chunk)
-            chunk.store(out, quantized_values(exact, kind))
-
-        block.each(store)
-        block.store(scales, scale)
-
-    out_types = [
-        jax.ShapeDtypeStruct((rows, columns), kind),
-        jax.ShapeDtypeStruct((rows,), jnp.float32),
-    ]
+    body = functools.partial(_quotients, kind)
+    out_types = _out_types(kind, rows, columns)
     kernel = tiled_row_kernel(
         body,
         rows,
@@ -207,13 +270,59 @@ def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.bfloat16) 
     values, scales = matched(values, scales.astype(jnp.float32))
     if values.size == 0:
         return zeros(values.shape, out, values)
-    rows = values.reshape(scales.size, -1)
-    run = without_derivatives(
-        "dequantize",
-        "use jax.numpy for what takes part in gradients",
-        over_leading_axes(functools.partial(_dequantized, out), 2),
-    )
-    return jnp.reshape(run(rows, scales.reshape(-1)), values.shape)
+    turned, width = turned_operands(values), values.size // scales.size
+    if turned is None:
+        run = over_leading_axes(
+            functools.partial(_dequantized, out), 2, functools.partial(_dequantized_if_turned, out)
+        )
+        given = values.reshape(-1, width)
+    else:
+        run, (given,) = _dequantized_turned(out, turned.problem, width), turned.given
+    what, hint = "dequantize", "use jax.numpy for what takes part in gradients"
+    result = without_derivatives(what, hint, run)(given, scales.reshape(-1))
+    return jnp.reshape(result, values.shape)
+
+
+def _dequantized_turned(out: np.dtype[Any], problem: Turned, width: int) -> Callable[..., Any]:
+    """The function of values as they lie, and scales, each of ``width`` columns."""
+
+    def run(values: Any, scales: Any) -> Any:
+        kernel = None
+        if width == problem.columns:
+            kernel = _turned_dequantization(out, problem, np.dtype(values.dtype))
+        if kernel is not None:
+            return kernel(values, scales)[0]
+        # XLA reads what it has to transpose as it lies.
+        wide = in_rows(problem, [values])[0].reshape(-1, width).astype(jnp.float32)
+        return (wide * scales[:, None]).astype(out).reshape(-1, problem.columns)
+
+    def run_rows(values: Any, scales: Any) -> Any:
+        rows = in_rows(problem, [values])[0].reshape(-1, width)
+        return _dequantized(out, rows, scales).reshape(-1, problem.columns)
+
+    return with_rows_where_mapped(run, run_rows)
+
+
+def _dequantized_if_turned(out: np.dtype[Any], values: Any, scales: Any) -> Any:
+    found = turned_operands(values)
+    if found is None:
+        return None
+    run = _dequantized_turned(out, found.problem, values.shape[-1])
+    return jnp.reshape(run(*found.given, scales.reshape(-1)), values.shape)
+
+
+@functools.lru_cache(maxsize=512)
+def _turned_dequantization(
+    out: np.dtype[Any], problem: Turned, dtype: np.dtype[Any]
+) -> Callable[..., tuple[jax.Array, ...]] | None:
+    out_types = [jax.ShapeDtypeStruct((problem.batch * problem.rows, problem.columns), out)]
+    return turned_elementwise_kernel(_products, problem, [dtype], out_types, "dequantize")
+
+
+def _products(block: Rows, chunk: Chunk, values: Any, scales: Any, result: Any) -> None:
+    """What dequantisation does with a chunk."""
+    (scale,) = block.row_values(lambda one: (one,), chunk, scales)
+    chunk.store(result, chunk.load(values) * scale)
 
 
 def _dequantized(out: np.dtype[Any], values: jax.Array, scales: jax.Array) -> jax.Array:
@@ -224,11 +333,7 @@ def _dequantized(out: np.dtype[Any], values: jax.Array, scales: jax.Array) -> ja
 
 @functools.lru_cache(maxsize=512)
 def _dequantization(out: np.dtype[Any], rows: int, columns: int) -> Callable[..., Any]:
-    def work(block: Rows, chunk: Chunk, values: Any, scales: Any, result: Any) -> None:
-        (scale,) = block.row_values(lambda one: (one,), chunk, scales)
-        chunk.store(result, chunk.load(values) * scale)
-
     out_types = [jax.ShapeDtypeStruct((rows, columns), out)]
     return elementwise_kernel(
-        work, rows, columns, out_types, "dequantize", matrices=1, grouped=True
+        _products, rows, columns, out_types, "dequantize", matrices=1, grouped=True
     )
