@@ -198,22 +198,6 @@ def test_columns_narrower_than_the_swizzle(columns):
     check(sliced(body, a, b, scratch, (64, 128)), wide(a) @ wide(b))
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("swizzle", "columns"), [(128, 160), (128, 40), (64, 72), (16, 104)])
-def test_first_columns(swizzle, columns, transposed):
-    """Of an operand of more columns the first ones are multiplied: they need not be whole blocks
-    of the swizzle along N."""
-    right = Operand(64, 192, BF16, swizzle, transposed)
-    a, b = values("a", (64, 64), BF16), values("b", (64, 192), BF16)
-
-    def body(acc, a_smem, b_smem):
-        plgpu.wgmma(acc, a_smem, right.view(b_smem))
-
-    scratch = [plgpu.SMEM((64, 64), BF16, transforms=transforms(64, BF16)), right.scratch]
-    result = sliced(body, a, right.stored(b), scratch, (64, columns))
-    check(result, wide(a) @ wide(b[:, :columns]))
-
-
 @pytest.mark.parametrize("swizzle", SWIZZLES)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("index", ["static", "dynamic"])

@@ -596,29 +596,6 @@ def test_wide_and_tall_tiles(config):
     assert relative_error(result, expected) < 4e-3
 
 
-PARTIAL = MatmulConfig(
-    swap=True, tile_m=256, tile_n=144, stage_n=192, split="m", stages=3, epilogue_n=64, group=1
-)
-
-
-@pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize(
-    "config",
-    [
-        PARTIAL,
-        dataclasses.replace(PARTIAL, tile_m=128, tile_n=40, stage_n=64, warpgroups=1, cluster=2),
-        dataclasses.replace(PARTIAL, tile_m=128, tile_n=168, alternate=True),
-        dataclasses.replace(PARTIAL, tile_m=64, warpgroups=1, split_k=2, epilogue_n=24, stages=2),
-        dataclasses.replace(PARTIAL, tile_n=104, stage_n=128, parts=2, epilogue_n=32),
-    ],
-)
-def test_columns_that_do_not_fill_the_swizzle(config, transpose_b):
-    """Rows of the operand lie along them; whole lines are copied, beyond the tile and the end."""
-    arguments = {"transpose_a": True, "transpose_b": transpose_b, "config": config}
-    result, expected = product(2 * config.tile_n + 24, 264, 200, **arguments)
-    assert relative_error(result, expected) < 4e-3
-
-
 def test_narrow_epilogue():
     """Tiles are among the candidates with fewer columns written at a time, for a stage more."""
     for extents, rows, columns in (((869, 5120, 13824), 128, 304), ((435, 18176, 4544), 192, 112)):
@@ -806,8 +783,6 @@ def test_refusals(arguments, options, text):
         ({"tile_m": 96, "split": "m"}, "tensor cores"),
         ({"epilogue_n": 48}, "epilogue_n"),
         ({"in_flight": 2}, "in_flight"),
-        ({"stage_n": 128}, "stage_n"),
-        ({"stage_n": 320}, "stage_n"),
     ],
 )
 def test_refused_configurations(fields, text):

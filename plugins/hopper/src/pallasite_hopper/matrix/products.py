@@ -36,7 +36,7 @@ def wgmma(acc: Any, a: Any, b: Any, *, accumulate: Any = True) -> None:
       a: (m, k), a reference to shared memory or an array in registers. In shared memory it may lie
         in row- or column-major tiles, with any swizzle; transposed views are fine. In registers it
         needs the layout ``WGMMA``, for 8-bit elements ``WGMMA_8BIT``, for float32 ``WGMMA_TF32``.
-      b: (k, n), a reference to shared memory; of more columns the first n are multiplied.
+      b: (k, n), a reference to shared memory.
       accumulate: False replaces the accumulator's contents; also a boolean scalar.
 
     m is a multiple of 64, n of 8, k of 32 bytes.
@@ -59,7 +59,7 @@ def wgmma(acc: Any, a: Any, b: Any, *, accumulate: Any = True) -> None:
                 f"{what} is not a matrix", got=f"shape {tuple(operand.shape)}", expected="rank 2"
             )
     (m, n), (rows, depth), (depth_of_b, columns) = accumulator.shape, a.shape, b.shape
-    if (m, depth) != (rows, depth_of_b) or n > columns:
+    if (m, n, depth) != (rows, columns, depth_of_b):
         raise checks.value_error(
             "the shapes do not fit together as acc (m, n) += a (m, k) @ b (k, n)",
             got=f"acc {(m, n)}, a {tuple(a.shape)}, b {tuple(b.shape)}",

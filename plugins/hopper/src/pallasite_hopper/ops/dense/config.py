@@ -31,10 +31,6 @@ class MatmulConfig:
       warpgroups: consumer warpgroups of a block, 1 or 2.
       alternate: whether the two warpgroups take turns: each computes a tile of its own, and writes
         it while the other one multiplies. Not together with ``split_k``, ``parts``, ``last_parts``.
-      stage_n: columns of the right operand that a stage has room for, at least ``tile_n``; 0 for as
-        many as that. Where its rows lie along n, multiples of what fills the swizzle are copied as
-        whole lines, and the tile may have fewer columns. Not together with warpgroups that halve
-        the columns.
       tile_k: depth of one step, in elements: a multiple of what fills the swizzle (128 bytes).
       stages: steps that are in flight.
       in_flight: steps, 1 or 0, whose MMA still runs while a warpgroup waits for the next one's
@@ -80,7 +76,6 @@ class MatmulConfig:
 
     tile_m: int = 128
     tile_n: int = 256
-    stage_n: int = 0
     tile_k: int = 64
     stages: int = 4
     in_flight: int = 1
@@ -181,12 +176,6 @@ class MatmulConfig:
                 got=f"{self.warpgroup_m} x {self.warpgroup_n}",
                 expected="rows in multiples of 64, columns in multiples of 8",
             )
-        if self.stage_n and (self.stage_n < self.tile_n or self.warpgroup_n < self.tile_n):
-            raise InvalidValueError(
-                "MatmulConfig.stage_n does not fit",
-                got=f"{self.stage_n} for tiles of {self.tile_n} columns, halves along {self.split}",
-                expected="no fewer columns than the tile, all of which each warpgroup multiplies",
-            )
         if not self._divides():
             raise InvalidValueError(
                 "MatmulConfig.epilogue_n does not divide the columns that a warpgroup writes",
@@ -235,11 +224,6 @@ class MatmulConfig:
         return self.tile_n * self.cluster_n
 
     @property
-    def columns_read(self) -> int:
-        """Columns of the right operand that are read for a tile."""
-        return self.stage_n or self.tile_n
-
-    @property
     def warpgroup_m(self) -> int:
         """Rows of a warpgroup's part of a tile."""
         halved = self.split == "m" and not self.alternate
@@ -253,7 +237,7 @@ class MatmulConfig:
 
     def stage_bytes(self, size: int) -> int:
         """Shared memory of a stage; see :meth:`shared_bytes`."""
-        return (self.tile_m + self.columns_read) * self.tile_k * size
+        return (self.tile_m + self.tile_n) * self.tile_k * size
 
     @property
     def exchanges_last(self) -> bool:
