@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import random
 import statistics
@@ -86,7 +87,7 @@ class Row:
 
     Attributes:
       bytes: of operands and results, each counted once.
-      kernels: of a call of ours.
+      kernels: of a call of ours, with their times.
     """
 
     form: Form
@@ -94,7 +95,7 @@ class Row:
     ms: dict[str, float]
     error: float
     failed: str | None = None
-    kernels: int = 0
+    kernels: list[tuple[str, float]] = dataclasses.field(default_factory=list)
 
 
 # What is drawn -----------------------------------------------------------------------------------
@@ -434,7 +435,7 @@ def prepare(item: tuple[Form, tuple[str, ...]]) -> Callable[[], Row]:
             random.Random(),
             kernels_of=records,
         )
-        return Row(form, moved, times, error, failed, len(records["ours"]))
+        return Row(form, moved, times, error, failed, records["ours"])
 
     return measure
 
@@ -455,7 +456,7 @@ def table(found: list[Row], rate: float) -> None:
             row.form.dtype,
             row.form.place,
             " ".join(row.form.options),
-            row.kernels,
+            len(row.kernels),
             row.ms["ours"] * 1e3,
             row.bytes / (row.ms["ours"] * 1e-3) / rate,
             ratio(row),
@@ -484,13 +485,18 @@ def main() -> int:
         "--forms", type=pathlib.Path, help="a file of --lines, whose forms are measured again"
     )
     parser.add_argument("--kinds", nargs="*", choices=sorted(set(KINDS)), help="no others")
+    parser.add_argument("--places", nargs="*", choices=sorted(set(PLACES)), help="no others")
+    parser.add_argument("--mebibytes", type=float, help="of the largest operand, at most")
     parser.add_argument("--lines", help="a file to which results are added as they come")
     parser.add_argument("--rehearse", action="store_true", help="compile the forms, without a GPU")
     arguments = parser.parse_args()
     dice, forms = random.Random(arguments.seed), list[Form]()
     while len(forms) < arguments.count:
         form = form_of(dice)
-        if not arguments.kinds or form.kind in arguments.kinds:
+        size = math.prod(form.shape) * np.dtype(form.dtype).itemsize / 2**20
+        fits = arguments.mebibytes is None or size <= arguments.mebibytes
+        kind = not arguments.kinds or form.kind in arguments.kinds
+        if fits and kind and (not arguments.places or form.place in arguments.places):
             forms.append(form)
     if arguments.forms:
         lines = arguments.forms.read_text().splitlines()
