@@ -203,6 +203,7 @@ _OPERATIONS = {
     "dense.api": ("matmul",),
     "dense.gated": ("gated_matmul",),
     "flash.api": ("attention", "attention_backward", "attention_forward"),
+    "flash.dropout": ("attention_dropout_mask",),
     "decode.api": ("decode_attention", "paged_attention"),
     "mixed.api": ("mixed_matmul",),
     "ragged.api": ("ragged_matmul", "transposed_ragged_matmul"),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dropped_weights import kept
+from dropped_weights import growth, kept
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops_support import error, exact, on, random
@@ -72,7 +72,7 @@ def reference(q, k, v, d_out, options):
     wide_k, wide_v = np.repeat(k, group, 2), np.repeat(v, group, 2)
     normal, capped, sums = weights(q, k, options)
     rate = options.get("dropout_rate", 0.0)
-    keep = kept(options["dropout_seed"], normal.shape, rate) / (1 - rate) if rate else 1.0
+    keep = kept(options["dropout_seed"], normal.shape, rate) * growth(rate) if rate else 1.0
     out = np.einsum("bhqk,bkhd->bqhd", normal * keep, wide_v)
     d_weights = np.einsum("bqhd,bkhd->bhqk", d_out, wide_v) * keep
     d_scores = normal * (d_weights - (normal * d_weights).sum(-1, keepdims=True))
@@ -252,6 +252,11 @@ UNORDERED = {
         ((1, 1, 2, 1, 64, 64), "float16", {}),
         ((5, 5, 2, 1, 128, 128), "bfloat16", {"causal": True}),
         ((47, 47, 1, 1, 64, 32), "float16", {"window": (9, 3), "soft_cap": 2.0}),
+        (
+            (70, 90, 2, 1, 64, 64),
+            "bfloat16",
+            {"dropout_rate": 0.3, "dropout_seed": 7, "causal": True},
+        ),
     ],
 )
 def test_own_kernels_of_hopper(shape, dtype, options, monkeypatch):
@@ -277,6 +282,40 @@ def test_gradients_of_values_of_other_sizes_on_hopper(shape, options, monkeypatc
     """By the kernels of long sequences."""
     monkeypatch.setattr(single_api, "chosen", lambda *_: None)
     check(shape, "bfloat16", options, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((150, 210, 2, 1, 64, 64), {"causal": True, "kv_lengths": [210, 33]}),
+        ((130, 200, 1, 1, 128, 128), {"window": (40, 10)}),
+        ((70, 140, 2, 2, 160, 120), {"soft_cap": 4.0}),
+        ((90, 150, 2, 1, 96, 96), {"alibi_slopes": np.array([0.25, 0.1], np.float32)}),
+        ((190, 150, 1, 1, 256, 256), {"causal": True, "dropout_rate": 0.1}),
+    ],
+)
+def test_dropout_by_the_kernels_of_long_sequences(shape, options, monkeypatch):
+    monkeypatch.setattr(single_api, "chosen", lambda *_: None)
+    monkeypatch.setattr(api, "_kernel", None)
+    options = {"dropout_rate": 0.4, "dropout_seed": 2**31 + 11} | options
+    check(shape, "bfloat16", options, "sm_90a")
+
+
+def test_masks_of_dropout():
+    """Those that kernels use, as an array; rates that no bits tell from zero drop nothing."""
+    shape = (2, 3, 50, 70)
+    found = pallasite.ops.attention_dropout_mask(5, shape, 0.3)
+    np.testing.assert_array_equal(found, kept(5, shape, 0.3))
+    assert pallasite.ops.attention_dropout_mask(jax.random.key(2), shape, 1e-6).all()
+    found = exact(pallasite.ops.attention_dropout_mask(1, (1, 2, 1024, 1024), 0.25))[0]
+    assert abs(found.mean() - 0.75) < 1e-3
+    for shift in ((0, 1), (1, 0), (0, 8), (8, 0), (8, 8), (16, 0)):
+        moved = np.roll(found[0], shift, (0, 1))
+        assert abs(np.corrcoef(found[0].ravel(), moved.ravel())[0, 1]) < 5e-3
+    assert abs(np.corrcoef(found[0].ravel(), found[1].ravel())[0, 1]) < 5e-3
+    for wrong in ((0.3, (2, 3, 4)), (1.5, shape)):
+        with pytest.raises(InvalidValueError):
+            pallasite.ops.attention_dropout_mask(1, wrong[1], wrong[0])
 
 
 @pytest.mark.parametrize(("tokens", "left"), [(1, None), (3, None), (1, 20), (4, 71), (2, 1)])
@@ -495,7 +534,7 @@ def test_rates_of_dropout_are_known():
 )
 def test_biases_so_low_that_they_hide_keys(target, dtype, low):
     """A causal mask as a bias, tiles of keys without a visible one first, and rows of nothing else:
-    there float32 knows no differences of scores, and nothing comes back."""
+    there float32 knows no differences of scores, and all keys have the same weight."""
     seen = np.tri(66, 140, 74, dtype=bool)
     seen[20:26] = False
     q, k, v = (random(n, (1, length, 1, 32), dtype) for n, length in ((1, 66), (2, 140), (3, 140)))
@@ -507,9 +546,8 @@ def test_biases_so_low_that_they_hide_keys(target, dtype, low):
         found = pullback(out)
     hidden = np.where(seen, 0, -np.inf)[None, None]
     w = weights(exact(q), exact(k), {"bias": hidden})[0][0, 0]
+    w[20:26] = 1 / 140
     expected = w @ exact(v)[0, :, 0]
-    if low > -1e30:
-        expected[20:26] = exact(v)[0, :, 0].mean(axis=0)
     assert error(out[0, :, 0], expected) < TOLERANCE[dtype]
     d_w = expected @ exact(v)[0, :, 0].T
     d_scores = w * (d_w - (w * d_w).sum(axis=1, keepdims=True)) * 32**-0.5

@@ -19,6 +19,7 @@ _NAMES = {
     "attention": "flash.api",
     "attention_backward": "flash.api",
     "attention_forward": "flash.api",
+    "attention_dropout_mask": "flash.dropout",
     "AttentionConfig": "flash.config",
     "attention_configs": "flash.config",
     "decode_attention": "decode.api",

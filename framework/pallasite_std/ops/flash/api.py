@@ -89,25 +89,28 @@ def attention(
         same segment only. If segments are in ascending order, as in packed sequences, tiles without
         common ones are not computed.
       bias: (batch, q_heads, q_seq, kv_seq), each of them or 1, floating point: is added to the
-        scores. Minus infinity hides keys, and so do numbers such as -1e9; only a query of which
-        these hide all keys has a result, the mean of the values, and it has no gradients.
+        scores, which are numbers of float32. Minus infinity hides keys. Numbers such as -1e9 or the
+        least finite one are added like others, as ``jax.nn.softmax`` does: a query with such a bias
+        for all of its keys has weights, about the same for all where they round the scores away.
       alibi_slopes: (q_heads,) or (batch, q_heads): slope times the distance between a query's
         position and the key is subtracted from the scores (O. Press et al., arXiv 2108.12409). It
         has no derivative.
       block_mask: (batch, q_heads, blocks of queries, blocks of keys), batch and heads may be 1,
         boolean: blocks of scores that are computed; the others are hidden.
       mask_block: queries and keys of a block of it; multiples of 32.
-      dropout_rate: the fraction of the weights that are dropped after the softmax; the others are
-        divided by one minus it.
+      dropout_rate: the fraction of the weights that are dropped after the softmax, rounded to a
+        multiple of ``2**-16``; the others are divided by one minus it.
       dropout_seed: what they are drawn with: an integer, or a key of ``jax.random``. The same seed
-        drops the same weights, whatever the target and the configuration.
+        drops the same weights, whatever the target and the configuration: those of
+        :func:`attention_dropout_mask`.
       config: how to cut the work up, of the type that the implementation for the target takes. By
         default it is chosen from the shapes, or by measuring if the option ``autotune`` says so
         (see :func:`pallasite.choose`).
 
     Returns:
       (batch, q_seq, q_heads, v_dim), of the dtype of q; zeros for queries that do not exist or see
-      no key.
+      no key, where ``jax.nn.dot_product_attention`` has NaN: all are hidden by lengths, a window,
+      segments, a block mask or a bias of minus infinity.
 
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together.
@@ -175,7 +178,9 @@ def attention_backward(
     Args:
       q, k, v, options: as of :func:`attention`.
       out: its result.
-      lse: (batch, q_heads, q_seq), float32: its log-sum-exp, as of :func:`attention_forward`.
+      lse: (batch, q_heads, q_seq), float32: its log-sum-exp, as of :func:`attention_forward`. Below
+        ``-2**24`` it does not tell weights any more, and such queries have no gradients here;
+        those of :func:`attention` are of both parts of it.
       d_out: the gradient with respect to ``out``, an array like it.
 
     Returns:

@@ -148,7 +148,7 @@ def attention_call(
     scale = max(1, head_dim) ** -0.5 if options.scale is None else options.scale
     check_config(options.config, config_type)
     causal = flag(options.causal, "causal")
-    rate = _dropout_rate(options.dropout_rate, options.dropout_seed)
+    rate = dropout_fraction(options.dropout_rate, options.dropout_seed)
     call = AttentionCall(
         causal=causal,
         scale=positive(scale, "scale"),
@@ -168,7 +168,7 @@ def attention_call(
         bias=_bias(q, k, options.bias),
         slopes=_slopes(q, options.alibi_slopes),
         block_mask=_block_mask(q, k, options.block_mask, call.mask_block),
-        seed=_seed(options.dropout_seed) if rate else None,
+        seed=dropout_words(options.dropout_seed) if rate else None,
     )
     return call, extras
 
@@ -370,7 +370,12 @@ def _check_broadcast(array: Any, what: str, full: tuple[int, ...]) -> None:
         )
 
 
-def _dropout_rate(rate: Any, seed: Any) -> float:
+def dropout_fraction(rate: Any, seed: Any) -> float:
+    """The rate, as a number of Python's.
+
+    Raises:
+      InvalidValueError: it is none, or has no seed.
+    """
     number = isinstance(rate, int | float | np.number) and not isinstance(rate, jax.core.Tracer)
     if not number or not 0 <= rate < 1:
         raise InvalidValueError(
@@ -387,8 +392,12 @@ def _dropout_rate(rate: Any, seed: Any) -> float:
     return float(rate)
 
 
-def _seed(seed: Any) -> jax.Array:
-    """Two words."""
+def dropout_words(seed: Any) -> jax.Array:
+    """Two words of a seed.
+
+    Raises:
+      InvalidTypeError: it is none.
+    """
     if isinstance(seed, int):
         seed = np.asarray(seed & 0xFFFFFFFF, np.uint32)
     seed = jnp.asarray(seed)

@@ -257,14 +257,9 @@ class View:
             return weights
         seed = self.refs["seed"]
         row = self.batch * self.problem.q_heads + self.head
-        shape = weights.shape
-        queries = query + lax.iota(jnp.int32, shape[1 - keys_axis])
-        keys = key + lax.broadcasted_iota(jnp.int32, shape, keys_axis)
-        first, second = dropout.of_queries((seed[0], seed[1]), row, queries)
-        kept = dropout.kept(
-            _along(first, shape, 1 - keys_axis), _along(second, shape, 1 - keys_axis), keys, rate
-        )
-        return jnp.where(kept, weights * (1 / (1 - rate)), 0.0)
+        number = dropout.key_of_head((seed[0], seed[1]), row)
+        kept = dropout.kept(number, weights.shape, query, key, keys_axis, rate)
+        return jnp.where(kept, weights * dropout.growth(rate), 0.0)
 
 
 def _along(values: Any, shape: tuple[int, ...], axis: int) -> Any:

@@ -68,9 +68,9 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.A
       k: (batch, kv_seq, kv_heads, head_dim), of the same dtype. kv_heads divides q_heads; query
         head h uses head ``h // (q_heads // kv_heads)``.
       v: (batch, kv_seq, kv_heads, v_dim), of the same dtype; v_dim up to 256.
-      options: those of ``pallasite.ops.attention``. These kernels have no dropout, and masks of
-        blocks of multiples of 128 only; ``pallasite.ops.attention`` uses its portable kernels for
-        others, and for the gradient by a bias. config is one of :func:`attention_configs`, say;
+      options: those of ``pallasite.ops.attention``. These kernels have masks of blocks of multiples
+        of 128 only; ``pallasite.ops.attention`` uses its portable kernels for others, and for the
+        gradient by a bias. config is one of :func:`attention_configs`, say;
         derivatives have a configuration of their own.
 
     Returns:
@@ -191,6 +191,7 @@ def _backward(
         window=options.window,
         period=period,
         mask_block=options.mask_block,
+        dropout=options.dropout,
     )
     if period is not None:
         gradients = tuple(one.reshape(*batch, *one.shape[2:]) for one in gradients)
@@ -284,6 +285,7 @@ def _forward(
         right=options.window[1],
         terms=Terms(period, tuple(arrays)),
         mask_block=options.mask_block,
+        dropout=options.dropout,
         v_dim=None if sizes[0] == sizes[1] else sizes[1],
     )
     lengths = [given for given in (q_lengths, kv_lengths) if given is not None]

@@ -39,6 +39,7 @@ def attention_backward(
     extras: Extras | None = None,
     period: int | None = None,
     mask_block: tuple[int, int] = (MASK_STEP, MASK_STEP),
+    dropout: float = 0.0,
     config: BackwardConfig | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of attention with respect to queries, keys and values.
@@ -63,9 +64,10 @@ def attention_backward(
       q_lengths, kv_lengths: (batch,), int32: how many queries and keys of each sequence exist;
         the gradients of others are zero. What the arrays hold there must be finite.
       window: keys before and after a query's own position that it sees, None for all.
-      extras: segments, slopes, bias and block mask of it count, the bias without a gradient.
+      extras: segments, slopes, bias, block mask and seed of it count, the bias without a gradient.
       period: as of ``Terms``.
       mask_block: queries and keys of a block of the mask.
+      dropout: the fraction of the weights that were dropped, by the seed of ``extras``.
       config: how to compute it; by default chosen from the shape.
 
     Returns:
@@ -75,7 +77,7 @@ def attention_backward(
       InvalidTypeError, InvalidValueError: shapes or dtypes that do not fit together.
     """
     problem = _problem(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths)
-    problem = dataclasses.replace(problem, left=window[0], right=window[1])
+    problem = dataclasses.replace(problem, left=window[0], right=window[1], dropout=dropout)
     arrays = {} if extras is None else given_arrays(extras)
     terms = Terms(period, tuple(arrays))
     _check(problem, q, v, out, lse, d_out, terms.biased)

@@ -149,6 +149,7 @@ class BackwardProblem:
       left, right: keys before and after a query's own position that it sees, None for all; with
         ``causal`` none after it.
       terms: what else decides which keys are seen and what is added to scores.
+      dropout: the fraction of the weights that are dropped.
       stored, v_stored: elements of a head of queries and keys, and of values and results, in
         memory, if fewer: the copy engine fills up with zeros.
       sharing: heads with gradients of their own, ``kv_heads`` of them, that read the same keys and
@@ -169,6 +170,7 @@ class BackwardProblem:
     left: int | None = None
     right: int | None = None
     terms: Terms = Terms()
+    dropout: float = 0.0
     stored: int | None = None
     v_stored: int | None = None
     sharing: int = 1
@@ -232,7 +234,8 @@ def config_for_heads(problem: BackwardProblem, *, halves: bool = True) -> Backwa
     ``halves``: whether small heads with few tiles may have twice as many blocks of half the keys.
     """
     # More loops, or more arithmetic, leave too few registers for matmuls across steps.
-    simple = problem.group == 1 and problem.soft_cap is None and not problem.terms.biased
+    simple = problem.group == 1 and problem.soft_cap is None and not problem.dropout
+    simple = simple and not problem.terms.biased
     tiles = -(-problem.kv_seq // (2 * ROWS)) * problem.batch * problem.q_heads
     if halves and problem.head_dim <= _SMALL and 2 * tiles <= MULTIPROCESSORS:
         more: dict[str, Any] = {"ahead": "dk"} if simple else {"ds_stages": 2}

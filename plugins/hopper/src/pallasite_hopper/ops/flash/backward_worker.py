@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_hopper.ops.flash.backward_config import LOG2_E, ROWS, BackwardConfig
 from pallasite_hopper.ops.flash.softmax import cap, normalized
+from pallasite_std.api import attention_dropout
 
 if TYPE_CHECKING:
     from pallasite_hopper.ops.flash.backward_tiles import Block, Tiles
@@ -142,12 +143,13 @@ class Worker:
         plgpu.wgmma(dp, s["v_s"].at[self.rows], d_out, accumulate=False)
         waits = None if self.tiles.always_starts else 1
         probabilities, slope = self.probabilities(step, scores, waits)
-        rounded = probabilities.astype(p.dtype)
+        rounded = self.used(probabilities).astype(p.dtype)
         if c.values_first:
             plgpu.wgmma(dv, rounded, do_s)
             dp = plgpu.wgmma_accumulator_load(dp, wait_n=1)
-            # The rounded probabilities stay in registers anyway.
-            probabilities = rounded.astype(jnp.float32)
+            if not p.dropout:
+                # The rounded probabilities stay in registers anyway.
+                probabilities = rounded.astype(jnp.float32)
         else:
             dp = plgpu.wgmma_accumulator_load(dp, wait_n=0)
         ds = self.scaled(step, dp, probabilities, slope)
@@ -162,6 +164,7 @@ class Worker:
 
     def probabilities(self, step: _Step, scores: Any, waits: int | None) -> tuple[Any, Any]:
         """Probabilities, and by which factor the soft cap changes their gradients, if there is one.
+        Those that dropout dropped are negative, which takes no registers.
 
         ``waits`` is the number of matmuls that may stay in flight when the scores are read.
         """
@@ -190,12 +193,36 @@ class Worker:
             slope = 1.0 - bend * bend
         if step.mask:
             probabilities = jnp.where(self.visible(step), probabilities, 0.0)
+        if p.dropout:
+            probabilities = jnp.where(self.kept(step), probabilities, -probabilities)
         return probabilities, slope
+
+    def kept(self, step: _Step) -> Any:
+        """Which weights dropout keeps."""
+        block, problem = self.block, self.problem
+        seed = self.tiles.given["seed"]
+        head = block.kv_head * problem.group + step.group
+        number = attention_dropout.key_of_head(
+            (seed[0], seed[1]), block.batch * problem.q_heads + head
+        )
+        query = self.tiles.q_tile(block, step.i) * self.config.block_q + self.first_query
+        key = block.first_key + self.first_key
+        shape = (ROWS, self.queries)
+        return attention_dropout.kept(number, shape, query, key, 0, problem.dropout)
+
+    def used(self, probabilities: Any) -> Any:
+        """What values were multiplied by, without the factor of what dropout keeps."""
+        return jnp.maximum(probabilities, 0.0) if self.problem.dropout else probabilities
 
     def scaled(self, step: _Step, dp: Any, probabilities: Any, slope: Any) -> Any:
         """The gradients of the scores from those of the probabilities."""
         delta = self.of_queries(self.s["delta_s"], self.d_out_stage(step.number))
-        ds = (dp - delta) * probabilities
+        if self.problem.dropout:
+            growth = attention_dropout.growth(self.problem.dropout)
+            difference = jnp.where(probabilities > 0, dp * growth - delta, -delta)
+            ds = difference * jnp.abs(probabilities)
+        else:
+            ds = (dp - delta) * probabilities
         return (ds if slope is None else ds * slope).astype(self.problem.dtype)
 
     def biased(self, step: _Step, scores: Any) -> Any:
@@ -323,8 +350,9 @@ class Worker:
         plgpu.barrier_arrive(s["ds_full"])
         plgpu.barrier_wait(s["ds_full"])
         mine, keys, columns = self.finish_windows()
+        growth = attention_dropout.growth(p.dropout) if p.dropout else None
         for target, memory, sums, scale, window in (
-            (dv_g, s["v_s"], dv, None, columns or p.value_window),
+            (dv_g, s["v_s"], dv, growth, columns or p.value_window),
             (dk_g, s["k_s"], dk, p.scale, columns or p.head_window),
         ):
             values = plgpu.wgmma_accumulator_load(sums, wait_n=0)
@@ -394,7 +422,7 @@ class SharedKeysWorker(Worker):
             plgpu.barrier_wait(s["ds_empty"])
 
         columns = pl.ds(self.first_query, self.queries)
-        s["p_s"][:, columns] = probabilities.astype(p.dtype)
+        s["p_s"][:, columns] = self.used(probabilities).astype(p.dtype)
         s["ds_s"][0, :, columns] = ds
         plgpu.commit_smem()
         plgpu.barrier_arrive(s["ds_full"])

@@ -24,6 +24,7 @@ from pallasite import gpu as plgpu
 from pallasite_hopper.ops.flash import softmax
 from pallasite_hopper.ops.flash.config import ROWS, AttentionConfig
 from pallasite_hopper.ops.flash.tiles import Problem, Tile, Tiles
+from pallasite_std.api import attention_dropout
 
 _REGISTERS = {2: (240, 24), 3: (160, 32)}
 """Registers of a lane of the consumer warpgroups and of the producer warpgroup, by the number of
@@ -331,12 +332,13 @@ class _Forward:
             scores = self._shown(scores, tile, start, block, stage)
             self._release_segments(stage)
             maxima, _, weights = self._weights(scores, maxima)
+            kept = self._kept(weights, tile, start, block)
             plgpu.barrier_wait(self.scratch["v_full"].at[stage])
             carry = (
                 stage,
                 maxima,
                 softmax.partial_sums(weights),
-                weights.astype(problem.out_dtype),
+                kept.astype(problem.out_dtype),
             )
             acc[...] = jnp.zeros((ROWS, problem.value_tile), jnp.float32)
 
@@ -472,7 +474,8 @@ class _Forward:
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=0)
         plgpu.barrier_arrive(s["v_empty"].at[stage])
         acc[...] = so_far * softmax.broadcast_rows(shrink, problem.value_tile)
-        return following, maxima, sums, fresh.astype(problem.out_dtype)
+        kept = self._kept(fresh, tile, start, block)
+        return following, maxima, sums, kept.astype(problem.out_dtype)
 
     def _capped(self, scores: Any, tile: Tile, start: Any, block: Any) -> Any:
         """Scores from products, to be multiplied by ``factor``."""
@@ -504,6 +507,20 @@ class _Forward:
         shrink = jnp.exp2((maxima - larger) * factor)
         weights = softmax.exponentials(scores, factor, larger, self.config.polynomial)
         return larger, shrink, weights
+
+    def _kept(self, weights: Any, tile: Tile, start: Any, block: Any) -> Any:
+        """Weights of which dropout leaves some, without the factor of these."""
+        problem = self.problem
+        if not problem.dropout:
+            return weights
+        seed = self.given["seed"]
+        head = tile.batch * problem.q_heads + tile.head
+        key = attention_dropout.key_of_head((seed[0], seed[1]), head)
+        first = block * self.config.block_kv
+        kept = attention_dropout.kept(key, weights.shape, start, first, 1, problem.dropout)
+        # As a number, LLVM would round first and choose halves of registers afterwards.
+        zero = lax.optimization_barrier(jnp.float32(0.0))
+        return jnp.where(kept, weights, zero)
 
     def _shown(self, scores: Any, tile: Tile, start: Any, block: Any, stage: Any) -> Any:
         """Minus infinity for keys that a row does not see."""
@@ -556,7 +573,7 @@ class _Forward:
         if problem.q_lengths:
             rows = lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
             empty = empty | (rows >= tile.q_length - start)
-        inverse = jnp.where(empty, 0.0, 1 / total)
+        inverse = jnp.where(empty, 0.0, attention_dropout.growth(problem.dropout) / total)
         if share is not None:
             inverse = inverse * share
         values = acc * softmax.broadcast_rows(inverse, problem.value_tile)

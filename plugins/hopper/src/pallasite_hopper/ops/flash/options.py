@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from pallasite_hopper.ops.flash.terms import MASK_STEP
 from pallasite_std.api import AttentionOptions
 
@@ -26,6 +24,8 @@ _SERVED = frozenset(
         "bias",
         "alibi_slopes",
         "block_mask",
+        "dropout_rate",
+        "dropout_seed",
         "config",
         "mask_block",
     }
@@ -38,17 +38,10 @@ def portable_option(options: AttentionOptions) -> str | None:
         value = getattr(options, field.name)
         if field.name in _SERVED or value is None:
             continue
-        if field.name in ("dropout_rate", "dropout_seed") and _is_zero(options.dropout_rate):
-            continue
         return field.name
     if options.block_mask is not None and not _whole_tiles(options.mask_block):
         return f"block_mask of blocks that are no multiples of {MASK_STEP}"
     return None
-
-
-def _is_zero(rate: Any) -> bool:
-    """Whether it is a known zero: what is no number is refused by the portable implementation."""
-    return isinstance(rate, int | float | np.number) and bool(rate == 0)
 
 
 def _whole_tiles(block: Any) -> bool:

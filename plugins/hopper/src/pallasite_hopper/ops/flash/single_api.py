@@ -21,7 +21,7 @@ _VECTOR = 8
 
 def chosen(problem: AttentionProblem, extras: Extras) -> SingleConfig | None:
     """The configuration if one kernel takes less time than several, else None."""
-    if extras.block_mask is not None or extras.seed is not None:
+    if extras.block_mask is not None:
         return None
     if extras.q_segments is not None and max(problem.q_seq, problem.kv_seq) > SHORT:
         return None

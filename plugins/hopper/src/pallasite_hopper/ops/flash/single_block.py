@@ -249,10 +249,12 @@ class Block:
             shown = view.masked(scores * p.factor, *place, keys_axis=axis)
             weights = jnp.exp2(shown - logs[0])
         if kind.of_values:
-            plgpu.wgmma(sums[-1], weights.astype(p.dtype), other[1])
+            used = view.dropped(weights, *place, keys_axis=axis)
+            plgpu.wgmma(sums[-1], used.astype(p.dtype), other[1])
         if kind.of_scores:
             waits = 1 if kind.of_values else 0
             d_weights = plgpu.wgmma_accumulator_load(accumulators[1], wait_n=waits)
+            d_weights = view.dropped(d_weights, *place, keys_axis=axis)
             d_scores = weights * (d_weights - delta)
             if p.soft_cap is not None:
                 d_scores = d_scores * p.slope(capped)

@@ -1,5 +1,5 @@
-"""What besides queries and keys decides scores: segments, slopes, a bias, a mask of blocks; and the
-arrays of it."""
+"""What besides queries and keys decides scores and weights: segments, slopes, a bias, a mask of
+blocks, the seed of dropout; and the arrays of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import lax
 from pallasite_hopper.ops.flash.spans import spans
 from pallasite_std.api import Extras, in_whole_tiles
 
-ARRAYS = ("q_segments", "kv_segments", "slopes", "bias", "block_mask")
+ARRAYS = ("q_segments", "kv_segments", "slopes", "bias", "block_mask", "seed")
 """Of ``Extras``, those that the kernels take beside lengths."""
 
 
@@ -26,7 +26,8 @@ MASK_STEP = 128
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What decides scores besides products, lengths and windows; false if nothing does.
+    """What decides scores besides products, lengths and windows, and which weights are dropped;
+    false if nothing does.
 
     Attributes:
       period: if given, queries and keys are sequences of so many, one after the other, and queries

@@ -31,6 +31,7 @@ class Problem:
       save_residuals: whether log-sum-exp, or its parts, are returned.
       terms: what else decides which keys are seen and what is added to scores.
       mask_block: queries and keys of a block of the mask, if there is one.
+      dropout: the fraction of the weights that are dropped.
       v_dim: elements of a value, None for as many as of a key.
       parts: how many batches of the result have a part each of the keys that a tile sees, one after
         the other; ``batch`` counts all of them.
@@ -55,6 +56,7 @@ class Problem:
     right: int | None = None
     terms: Terms = Terms()
     mask_block: tuple[int, int] = (MASK_STEP, MASK_STEP)
+    dropout: float = 0.0
     v_dim: int | None = None
     parts: int = 1
     pairs: bool = False
