@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
 
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows
 from pallasite_std.ops.rows.norm_body import Norm, affine
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
-from pallasite_std.ops.rows.segments import segment_kernel, segment_sizes
+from pallasite_std.ops.rows.segments import MOST_PARTS, segment_kernel, segment_sizes
 
 
 @functools.lru_cache(maxsize=512)
@@ -40,29 +42,40 @@ def forward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callab
         mean = jnp.sum(x) / chunk.width
         return mean, jnp.sum(jnp.square(x - mean))
 
-    def normalized(block: Rows, chunk: Chunk, refs: list[Any]) -> tuple[Any, Any]:
-        """What is normalised, and the result."""
+    def normalized(block: Rows, chunk: Chunk, refs: list[Any]) -> tuple[Any, Any, list[Any]]:
+        """What is normalised, the result, and the row's factor and mean."""
         x = loaded(chunk, refs)
-        scale, *mean = (refs.pop(0)[block.place] for _ in range(norm.moments))
+        parts = [refs.pop(0)[block.place] for _ in range(norm.moments)]
+        scale, *mean = _factors(_combined(parts, columns), columns, norm.epsilon)
         value = (x - mean[0] if mean else x) * scale
         weight = refs.pop(0) if norm.weight else None
-        return x, affine(norm, chunk, value, weight, refs.pop(0) if norm.bias else None)
+        value = affine(norm, chunk, value, weight, refs.pop(0) if norm.bias else None)
+        return x, value, [scale, *mean]
 
     def magnitude(block: Rows, chunk: Chunk, *refs: Any) -> tuple[Any, ...]:
         return (jnp.max(abs(normalized(block, chunk, list(refs))[1])),)
 
     def store(block: Rows, chunk: Chunk, *refs: Any) -> None:
         rest = list(refs)
-        x, value = normalized(block, chunk, rest)
-        inverse = rest.pop(0) if norm.quantized is not None else None
-        if inverse is not None:
-            value = quantized_values(value * inverse[block.place], norm.quantized)
+        x, value, of_row = normalized(block, chunk, rest)
+        if norm.quantized is not None:
+            step, inverse = row_scale(jnp.max(rest.pop(0)[block.place]), norm.quantized)
+            value = quantized_values(value * inverse, norm.quantized)
+            of_row = [step, *of_row]
         chunk.store(rest.pop(0), value)
         if norm.residual:
             chunk.store(rest.pop(0), x)
 
+        def store_row() -> None:
+            for ref, one in zip(rest, of_row, strict=True):
+                ref[block.place] = one
+
+        pl.when(chunk.first == 0)(store_row)
+
     matrix = functools.partial(jax.ShapeDtypeStruct, (rows, columns))
     out_types = [matrix(norm.quantized or norm.out_dtype), *([matrix(dtype)] * norm.residual)]
+    each_row = norm.moments + (norm.quantized is not None)
+    out_types += [jax.ShapeDtypeStruct((rows,), jnp.float32)] * each_row
     name = norm.name
     of_segments = segment_kernel(moments, rows, columns, norm.moments, f"{name}_moments")
     largest_of = segment_kernel(magnitude, rows, columns, 1, f"{name}_magnitudes")
@@ -70,27 +83,36 @@ def forward(norm: Norm, rows: int, columns: int, dtype: np.dtype[Any]) -> Callab
 
     def run(*operands: jax.Array) -> tuple[jax.Array, ...]:
         matrices, each = operands[:inputs], operands[inputs : inputs + vectors]
-        parts = of_segments(*matrices)
-        saved = _combined(parts, columns, norm.epsilon)
-        scales: list[jax.Array] = []
-        inverse: list[jax.Array] = []
+        parts = list(of_segments(*matrices))
+        if parts[0].shape[1] > MOST_PARTS:
+            parts = [one[:, None] for one in _combined(parts, columns)]
+        largest: list[jax.Array] = []
         if norm.quantized is not None:
-            (largest,) = largest_of(*matrices, *saved, *each)
-            step, one = row_scale(jnp.max(largest, axis=1), norm.quantized)
-            scales, inverse = [step], [one]
-        out, *summed = of_elements(*matrices, *saved, *each, *inverse)
-        return (out, *scales, *summed, *saved)
+            (largest_of_segments,) = largest_of(*matrices, *parts, *each)
+            largest = [largest_of_segments]
+            if largest_of_segments.shape[1] > MOST_PARTS:
+                largest = [jnp.max(largest_of_segments, axis=1, keepdims=True)]
+        out, *rest = of_elements(*matrices, *parts, *each, *largest)
+        summed = [rest.pop(0)] if norm.residual else []
+        scales = [rest.pop(0)] if norm.quantized is not None else []
+        return (out, *scales, *summed, *rest)
 
     return run
 
 
-def _combined(parts: Any, columns: int, epsilon: float) -> list[jax.Array]:
-    """The factor that normalises each row, and its mean if there is one, from the parts' means and
-    sums of squares, relative to their own mean (Chan, Golub and LeVeque, 1979)."""
+def _combined(parts: Sequence[Any], columns: int) -> list[Any]:
+    """The sum of squares of each row, or its mean and the sum of squares relative to that, from
+    those of parts along the last axis (Chan, Golub and LeVeque, 1979)."""
     if len(parts) == 1:
-        return [jax.lax.rsqrt(jnp.sum(parts[0], axis=1) / columns + epsilon)]
+        return [jnp.sum(parts[0], axis=-1)]
     means, squares = parts
-    sizes = segment_sizes(columns)
-    mean = jnp.sum(means * sizes, axis=1) / columns
-    squares = squares + sizes * jnp.square(means - mean[:, None])
-    return [jax.lax.rsqrt(jnp.sum(squares, axis=1) / columns + epsilon), mean]
+    sizes = segment_sizes(columns, means.shape)
+    mean = jnp.sum(means * sizes, axis=-1) / columns
+    apart = means - (mean[:, None] if means.ndim > 1 else mean)
+    return [mean, jnp.sum(squares + sizes * apart * apart, axis=-1)]
+
+
+def _factors(moments: Sequence[Any], columns: int, epsilon: float) -> list[Any]:
+    """The factor that normalises a row, and its mean if there is one."""
+    *mean, squares = moments
+    return [lax.rsqrt(squares / columns + epsilon), *mean]

@@ -20,7 +20,12 @@ from jax.experimental import pallas as pl
 from pallasite import gpu as plgpu
 from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
 from pallasite_std.ops.rows.norm_body import Norm, affine
-from pallasite_std.ops.rows.segments import LEAST_GRADIENT_BYTES, in_segments, segment_kernel
+from pallasite_std.ops.rows.segments import (
+    LEAST_GRADIENT_BYTES,
+    MOST_PARTS,
+    in_segments,
+    segment_kernel,
+)
 from pallasite_std.ops.rows.tiling import LANES, Registers, RowTiling, row_tiling, size_of
 
 WIDTH = 8 * LANES
@@ -38,7 +43,8 @@ def reductions(
 
     Returns:
       float32 (rows,) each: the factor of its normalised elements that is subtracted from their
-      gradients and, with a mean, the mean gradient.
+      gradients and, with a mean, the mean gradient; or sums of parts of each row, (rows, parts),
+      which the number of columns is to divide.
     """
     tiling = row_tiling(rows, columns, size_of(dtype), Registers())
 
@@ -80,7 +86,10 @@ def reductions(
         kernel = segment_kernel(of_segment, rows, columns, norm.moments, name)
 
         def run(*operands: jax.Array) -> list[jax.Array]:
-            return [jnp.sum(one, axis=1) / columns for one in kernel(*operands)]
+            parts = list(kernel(*operands))
+            if parts[0].shape[1] > MOST_PARTS:
+                return [jnp.sum(one, axis=1) / columns for one in parts]
+            return parts
 
         return run
     return row_kernel(body, rows, tiling, out_types, name, norm.moments)
@@ -129,6 +138,9 @@ def gradients(
         def load(row: Any) -> tuple[Any, Any]:
             return x[row, window], d_out[row, window]
 
+        def mean_of(ref: Any, row: Any) -> Any:
+            return ref[row] if len(ref.shape) == 1 else jnp.sum(ref[row]) / columns
+
         def step(number: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             value, cotangent, *so_far = carry
             row = block + number * blocks
@@ -141,8 +153,8 @@ def gradients(
             value = value * scale[row]
             gradient = affine(norm, chunk, cotangent, weight, None)
             if shift:
-                gradient = gradient - shift[0][row]
-            result = (gradient - value * along[row]) * scale[row]
+                gradient = gradient - mean_of(shift[0], row)
+            result = (gradient - value * mean_of(along, row)) * scale[row]
             if d_sum is not None:
                 result = result + chunk.load_again(d_sum)
             chunk.store(d_x, result)

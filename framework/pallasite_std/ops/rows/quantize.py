@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import pallas as pl
 
 from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidTypeError, InvalidValueError
@@ -31,11 +32,11 @@ from pallasite_std.ops.rows.arguments import (
     quantized_dtype,
 )
 from pallasite_std.ops.rows.batching import over_leading_axes
-from pallasite_std.ops.rows.elementwise import elementwise_kernel
+from pallasite_std.ops.rows.elementwise import elementwise_kernel, tile_elements
 from pallasite_std.ops.rows.kernel import Chunk, Rows, Work, alone, resident_parameters, row_kernel
 from pallasite_std.ops.rows.pipelines import row_pipeline, suits_pipeline
 from pallasite_std.ops.rows.quantization import quantized_values, row_scale
-from pallasite_std.ops.rows.segments import in_segments, segment_kernel
+from pallasite_std.ops.rows.segments import MOST_PARTS, in_segments, segment_kernel
 from pallasite_std.ops.rows.shared import shared_row_kernel, suits_shared
 from pallasite_std.ops.rows.streamed import row_stream, streamed_row_kernel, suits_stream
 from pallasite_std.ops.rows.tiles import tiled_row_kernel
@@ -227,19 +228,26 @@ def _of_segments(
     def magnitude(block: Rows, chunk: Chunk, x: Any) -> tuple[Any, ...]:
         return (jnp.max(abs(chunk.load(x))),)
 
-    def work(block: Rows, chunk: Chunk, x: Any, inverse: Any, out: Any) -> None:
-        (factor,) = block.row_values(lambda one: (one,), chunk, inverse)
-        exact = chunk.load(x) * factor
-        chunk.store(out, quantized_values(exact, kind))
+    def work(block: Rows, chunk: Chunk, x: Any, parts: Any, out: Any, scales: Any) -> None:
+        scale, inverse = row_scale(jnp.max(parts[block.place]), kind)
+        chunk.store(out, quantized_values(chunk.load(x) * inverse, kind))
+
+        def store_scale() -> None:
+            scales[block.place] = scale
+
+        pl.when(chunk.first == 0)(store_scale)
 
     largest_of = segment_kernel(magnitude, rows, columns, 1, "quantize_magnitudes")
-    out_types = [jax.ShapeDtypeStruct((rows, columns), kind)]
-    of_elements = elementwise_kernel(work, rows, columns, out_types, "quantize", matrices=1)
+    of_elements = elementwise_kernel(
+        work, rows, columns, _out_types(kind, rows, columns), "quantize"
+    )
 
     def run(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         (largest,) = largest_of(x)
-        scale, inverse = row_scale(jnp.max(largest, axis=1), kind)
-        return of_elements(x, inverse)[0], scale
+        if largest.shape[1] > MOST_PARTS:
+            largest = jnp.max(largest, axis=1, keepdims=True)
+        values, scales = of_elements(x, largest)
+        return values, scales
 
     return run
 
@@ -335,5 +343,6 @@ def _dequantized(out: np.dtype[Any], values: jax.Array, scales: jax.Array) -> ja
 def _dequantization(out: np.dtype[Any], rows: int, columns: int) -> Callable[..., Any]:
     out_types = [jax.ShapeDtypeStruct((rows, columns), out)]
     return elementwise_kernel(
-        _products, rows, columns, out_types, "dequantize", matrices=1, grouped=True
-    )
+        _products, rows, columns, out_types, "dequantize", matrices=1, grouped=True,
+        elements=tile_elements(rows * columns, out),
+    )  # fmt: skip

@@ -24,7 +24,7 @@ from pallasite_std.ops.arguments import (
     without_derivatives,
     zeros,
 )
-from pallasite_std.ops.rows.arguments import float_array, integer
+from pallasite_std.ops.rows.arguments import float_array, integer, machine
 from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.elementwise import ELEMENTS
 from pallasite_std.ops.rows.tiling import LANES
@@ -118,7 +118,7 @@ def _rotate(rotation: _Rotation, x: Any, positions: Any) -> Any:
 def _run(rotation: _Rotation, x: jax.Array, positions: jax.Array) -> jax.Array:
     frequencies = np.asarray(rotation.frequencies, np.float32)
     sequences = x.reshape(-1, *x.shape[-3:])
-    kernel = _kernel(rotation, *sequences.shape, np.dtype(x.dtype))
+    kernel = _kernel(rotation, *sequences.shape, np.dtype(x.dtype), machine()[0])
     return jnp.reshape(kernel(sequences, positions, jnp.asarray(frequencies)), x.shape)
 
 
@@ -137,13 +137,13 @@ def _backward(rotation: _Rotation, positions: Any, d_out: Any) -> tuple[Any, Any
 _rotate.defvjp(in_32_bits(_forward), in_32_bits(_backward))
 
 
-def _together(heads: int, head_dim: int) -> int:
-    """Heads of a block; the last one of a token may have fewer.
+def _together(heads: int, head_dim: int, most: int) -> int:
+    """Heads of a block, about ``most``; the last one of a token may have fewer.
 
     A power of two that divides them, if blocks then have few tokens, whose angles they compute;
     else all of them, or parts that registers hold.
     """
-    most, together = _rows_of_block(head_dim), 1
+    together = 1
     while heads % (2 * together) == 0 and 2 * together <= most:
         together *= 2
     if together == heads or together * FEWEST_PARTS >= most:
@@ -170,8 +170,16 @@ _MOST_ELEMENTS = 48
 """Those of a lane, of any number of heads."""
 
 
-def _rows_of_block(head_dim: int) -> int:
-    return max(1, 2 * LANES * ELEMENTS // head_dim)
+_LEAST_ELEMENTS = 4
+"""Those of a lane, of few heads."""
+
+
+def _rows_of_block(size: int, head_dim: int, multiprocessors: int) -> int:
+    """Heads of a block, of arrays of so many elements: fewer if blocks are too."""
+    area = 2 * LANES * ELEMENTS
+    while size < area * multiprocessors and area > _LEAST_ELEMENTS * LANES:
+        area //= 2
+    return max(1, area // head_dim)
 
 
 @functools.lru_cache(maxsize=512)
@@ -182,6 +190,7 @@ def _kernel(
     heads: int,
     head_dim: int,
     dtype: np.dtype[Any],
+    multiprocessors: int,
 ) -> Callable[..., Any]:
     """A kernel of which each block rotates some heads of some tokens, of one or more sequences.
 
@@ -189,10 +198,11 @@ def _kernel(
     frequencies. A block computes each cosine and sine once.
     """
     pairs, interleaved = len(rotation.frequencies), rotation.interleaved
-    together, height = _together(heads, head_dim), 1
+    most = _rows_of_block(sequences * tokens * heads * head_dim, head_dim, multiprocessors)
+    together, height = _together(heads, head_dim, most), 1
     sharing = _sharing(sequences, together)
     if heads % together == 0:
-        while 2 * height * together * sharing <= _rows_of_block(head_dim) and 2 * height <= tokens:
+        while 2 * height * together * sharing <= most and 2 * height <= tokens:
             height *= 2
     full, left, groups = tokens // height, tokens % height, -(-heads // together)
     tiles = -(-tokens // height)
