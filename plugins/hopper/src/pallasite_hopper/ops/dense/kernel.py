@@ -77,8 +77,7 @@ def build(
         )
     rows, columns = config.warpgroup_m, config.epilogue_n
     staging = (columns, loop.part_rows) if config.swap else (loop.part_rows, columns)
-    out_shape: tuple[int, ...] = (problem.n, problem.m) if config.swap else (problem.m, problem.n)
-    out_shape = (*loop.several, *out_shape)
+    out_shape = loop.out_shape(*_turned((problem.m, problem.n), config.swap))
     out_dtype = problem.accumulator if config.parts > 1 else problem.out_dtype
     a_shape = (config.tile_m, config.tile_k)
     b_shape = (config.tile_k, config.tile_n)
@@ -250,6 +249,10 @@ class MatmulLoop:
     def several(self) -> tuple[int, ...]:
         """Dimensions of the result before its rows: parts along k, if there are several."""
         return (self.config.parts,) if self.config.parts > 1 else ()
+
+    def out_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        """The shape of the kernel's result; these are its matrix's."""
+        return (*self.several, rows, columns)
 
     @property
     def items(self) -> int:
@@ -437,7 +440,13 @@ class MatmulLoop:
         columns = pl.ds(item.n, self.config.tile_n)
         window = (columns, depth) if self.problem.transpose_b else (depth, columns)
         first = self.config.evict_first and self.m_tiles == 1
+        window = self.right_window(item, window)
         plgpu.copy_gmem_to_smem(b.at[window], smem, full, collective_axes=share, evict_first=first)
+
+    def right_window(self, item: Item, window: tuple[Any, Any]) -> tuple[Any, ...]:
+        """What of the right operand's array is a part of the matrix; there can be several."""
+        del item
+        return window
 
     def fetch(self, a: Any, b: Any, a_smem: Any, b_smem: Any, full: Any, empty: Any) -> None:
         """The producer: keeps the stages filled."""
@@ -609,6 +618,10 @@ class MatmulLoop:
         """So many of these columns, from the given one on, before the epilogue."""
         return sums[:, first : first + columns]
 
+    def out_window(self, item_part: Any, window: tuple[Any, Any]) -> tuple[Any, ...]:
+        """What of the kernel's result is a part of the matrix."""
+        return (item_part, *window) if self.several else window
+
     def epilogue_operands(self, operands: Any, item_part: Any) -> Any:
         """The operands of a tile's epilogue; of several products, each can have its own."""
         del item_part
@@ -630,8 +643,6 @@ class MatmulLoop:
         config = self.config
         height, width = self.part_rows, config.epilogue_n
         count = self.columns_of(sums)
-        if self.several:
-            out = out.at[item_part]
         operands = self.epilogue_operands(operands, item_part)
         buffers = config.staging_buffers
         # If buffers do not take turns from tile to tile, the last one is the first one's.
@@ -662,4 +673,4 @@ class MatmulLoop:
             )
             view[...] = values.astype(out.dtype)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(staging, out.at[window])
+            plgpu.copy_smem_to_gmem(staging, out.at[self.out_window(item_part, window)])
