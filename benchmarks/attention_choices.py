@@ -325,7 +325,7 @@ def prepare(task: Task) -> Callable[[], Row]:
     expected = jax.jit(reference, **timing.reference_options()).lower(*given).compile()
 
     def errors(arrays: Any, results: Any) -> float:
-        return max(shapes.relative_errors(case, results, expected(*arrays)))
+        return float(shapes.relative_errors(case, results, expected(*arrays)).max())
 
     return functools.partial(measure, task, _operands(given), programs, errors)
 

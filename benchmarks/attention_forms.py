@@ -8,7 +8,7 @@ configuration is compared with cuDNN (``jax.nn.dot_product_attention``), PyTorch
 ``scaled_dot_product_attention`` by each of its implementations, and XLA, whichever take the form.
 Where pages or sliding windows would keep a rival from it, it gets keys and values that were
 gathered or cut before the clock starts. Results and gradients for the last head of keys are
-compared with those in float32; dropout by the mean of its weights.
+compared with those in float32, with dropout for the weights that ours keeps.
 
     python benchmarks/attention_forms.py --seed 1 --count 60 --json attention_forms.json
 """
@@ -258,6 +258,8 @@ def prepared(form: Form, arrays: dict[str, Any]) -> dict[str, Any]:
 # The contenders: functions of arrays and the operands that gradients are taken of -----------------
 
 NAMES = ("q", "k", "v", "bias")
+SEED = 7
+"""Of dropout."""
 
 
 def ours(form: Form) -> Callable[..., Any]:
@@ -285,7 +287,7 @@ def ours(form: Form) -> Callable[..., Any]:
         if form.seen:
             options["block_mask"] = rest["blocks"]
         if form.dropout:
-            options |= {"dropout_rate": form.dropout, "dropout_seed": 7}
+            options |= {"dropout_rate": form.dropout, "dropout_seed": SEED}
         if form.kind == "vmap":
             one = functools.partial(ops.attention, **options)
             return jax.vmap(lambda *given: one(*(x[None] for x in given))[0])(q, k, v)
@@ -363,8 +365,11 @@ def composed(form: Form, precision: Any = None) -> Callable[..., Any]:
         scores = jnp.where(shown[:, None, None], scores, -jnp.inf)
         weights = jax.nn.softmax(scores, axis=-1)
         if form.dropout:
-            keep = jax.random.bernoulli(
-                jax.random.key(7, impl="rbg"), 1 - form.dropout, scores.shape
+            drawn = jax.random.key(7, impl="rbg")
+            keep = (
+                rest["kept"].reshape(scores.shape)
+                if "kept" in rest
+                else jax.random.bernoulli(drawn, 1 - form.dropout, scores.shape)
             )
             weights = jnp.where(keep, weights / (1 - form.dropout), 0)
         out = dot("bhgqk,bkhd->bqhgd", weights.astype(q.dtype), v)
@@ -451,8 +456,9 @@ ROWS = 256
 """Queries whose results are compared."""
 
 
-def errors(form: Form, backward: bool, arrays: dict[str, Any], results: Any) -> list[float]:
-    """Relative errors of the result and gradients for the first batch and the last head of keys."""
+def errors(form: Form, backward: bool, arrays: dict[str, Any], results: Any) -> Any:
+    """Relative errors of the result and gradients for the first batch and the last head of keys: an
+    array."""
     head, group = form.kv_heads - 1, form.group
     own = slice(head * group, (head + 1) * group)
     part = {name: arrays[name][:1, :, own] for name in "qd"}
@@ -464,25 +470,27 @@ def errors(form: Form, backward: bool, arrays: dict[str, Any], results: Any) -> 
         rest["slopes"] = arrays["slopes"][own]
     if form.kind == "narrow":
         part |= {n: part[n].astype(jnp.float8_e4m3fn).astype(jnp.float32) for n in "kv"}
+    if form.dropout:
+        shape = (1, form.heads, form.q_len, form.kv_len)
+        rest["kept"] = ops.attention_dropout_mask(SEED, shape, form.dropout)[:, own]
     bias = [arrays["bias"][:1, own].astype(jnp.float32)] if "bias" in arrays else []
     part = {name: one.astype(jnp.float32) for name, one in part.items()}
     exact = composed(form, precision="highest")
     operands = [part["q"], part["k"], part["v"], *bias]
     found = [results[0][:1, :, own]]
     if backward:
-        program = jax.jit(with_gradients(exact), **timing.reference_options())
-        wanted = program(rest, part["d"], *operands)
+        wanted = with_gradients(exact)(rest, part["d"], *operands)
         found += [results[1][:1, :, own]]
         found += [one[:1, :, head : head + 1] for one in results[2:4]]
         if bias and (form.bias == "each" or form.batch == 1):
             found += [results[4][:1, own]]
     else:
-        wanted = [jax.jit(exact, **timing.reference_options())(rest, *operands)]
+        wanted = [exact(rest, *operands)]
     differences = []
     for one, other in zip(found, wanted, strict=False):
-        size = max(float(jnp.linalg.norm(other)), 1e-3 * float(other.size) ** 0.5)
-        differences.append(float(jnp.linalg.norm(one.astype(jnp.float32) - other)) / size)
-    return differences
+        size = jnp.maximum(jnp.linalg.norm(other), 1e-3 * float(other.size) ** 0.5)
+        differences.append(jnp.linalg.norm(one.astype(jnp.float32) - other) / size)
+    return jnp.stack(differences)
 
 
 # Measuring ----------------------------------------------------------------------------------------
@@ -539,14 +547,19 @@ def prepare(task: Task) -> Callable[[], Row]:
     def compiled(function: Callable[..., Any], arrays: dict[str, Any]) -> Any:
         return jax.jit(wrap(function)).lower(*_arguments(arrays, backward)).compile()
 
+    arrange = jax.jit(functools.partial(prepared, form)).lower(given | rest).compile()
     program = compiled(ours(form), for_us)
+    results = jax.eval_shape(wrap(ours(form)), *_arguments(for_us, backward))
+    comparison = jax.jit(functools.partial(errors, form, backward), **timing.reference_options())
+    compare = comparison.lower(given | rest, results if backward else [results]).compile()
     rivals = {}
     for name, function in (("cudnn", cudnn(rival_form)), ("xla", composed(rival_form))):
         if name == "xla" and form.scores > XLA_SCORES:
             continue
         with contextlib.suppress(Exception):  # There is no kernel for the form.
             rivals[name] = compiled(function, for_rivals)
-    return functools.partial(measure, task, backward, make, program, rivals)
+    attention_shapes.timer()
+    return functools.partial(measure, task, backward, make, arrange, program, compare, rivals)
 
 
 def _arguments(arrays: dict[str, Any], backward: bool) -> list[Any]:
@@ -556,18 +569,21 @@ def _arguments(arrays: dict[str, Any], backward: bool) -> list[Any]:
     return [rest, *([arrays["d"]] if backward else []), *operands]
 
 
-def measure(task: Task, backward: bool, make: Any, program: Any, rivals: dict[str, Any]) -> Row:
-    """One row, of compiled programs."""
+def measure(
+    task: Task,
+    backward: bool,
+    make: Any,
+    arrange: Any,
+    program: Any,
+    compare: Any,
+    rivals: dict[str, Any],
+) -> Row:
+    """One row, of compiled programs; what is compiled here, others wait for."""
     form = task.form
     arrays = {**make(jax.random.key(task.number)), **host_arrays(form)}
-    own = jax.jit(functools.partial(prepared, form))(arrays)
+    own = arrange(arrays)
     results = program(*_arguments(own, backward))
-    results = results if backward else [results]
-    if form.dropout:
-        plain = ours(form)({}, arrays["q"], arrays["k"], jnp.ones_like(arrays["v"]))
-        error = abs(float(jnp.mean(plain.astype(jnp.float32))) - 1)
-    else:
-        error = max(errors(form, backward, arrays, results))
+    error = float(compare(arrays, results if backward else [results]).max())
     if not error < 2e-2:
         raise ValueError(f"wrong result, relative error {error}")
     del results
