@@ -278,6 +278,7 @@ def test_maps_and_second_derivatives():
 )
 def test_kernels_read_what_was_transposed(function, operands):
     with on("sm_90a"):
-        (kernel,) = pallasite.compile_all(function, *(random(1, one, F32) for one in operands))
+        kernels = pallasite.compile_all(function, *(random(1, one, F32) for one in operands))
     columns, rows = operands[0]
-    assert kernel.jaxpr.count(f"f32[1,{columns},{rows}]") >= len(operands)
+    for kernel in kernels:
+        assert kernel.jaxpr.count(f"f32[1,{columns},{rows}]") >= len(operands)

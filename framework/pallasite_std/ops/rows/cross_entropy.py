@@ -124,8 +124,9 @@ def _forward(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[jax.Array, A
 def _losses(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
     rows = as_rows(logits)
     if reduced_in_segments(rows.shape, machine()[0]):
-        return _of_segments(loss, rows, labels)
-    kernel = cross_entropy_kernels.forward(loss, *rows.shape, np.dtype(logits.dtype))
+        kernel = cross_entropy_kernels.segments(loss, *rows.shape, np.dtype(logits.dtype))
+    else:
+        kernel = cross_entropy_kernels.forward(loss, *rows.shape, np.dtype(logits.dtype))
     losses, logarithms = kernel(rows, labels.reshape(-1))
     return losses.reshape(labels.shape), logarithms.reshape(labels.shape)
 
@@ -148,17 +149,6 @@ def _gradient(loss: CrossEntropy, logits: Any, labels: Any, logarithms: Any, d_l
     vectors = (one.reshape(-1) for one in (labels, logarithms, d_losses))
     (d_logits,) = kernel(rows, *vectors)
     return d_logits.reshape(logits.shape)
-
-
-def _of_segments(loss: CrossEntropy, rows: Any, labels: Any) -> tuple[Any, Any]:
-    """The losses of few long rows."""
-    dtype = np.dtype(rows.dtype)
-    logarithms, *means = cross_entropy_kernels.segments(loss, *rows.shape, dtype)(rows)
-    there = jnp.clip(labels.reshape(-1), 0, rows.shape[-1] - 1)[:, None]
-    chosen = loss.logits(jnp.take_along_axis(rows, there, axis=1)[:, 0].astype(jnp.float32))
-    mean = means[0].reshape(labels.shape) if means else None
-    one, other = logarithms.reshape(labels.shape), chosen.reshape(labels.shape)
-    return _combined(loss, labels, one, other, mean), one
 
 
 def _combined(loss: CrossEntropy, labels: Any, logarithms: Any, chosen: Any, mean: Any) -> Any:
@@ -210,11 +200,8 @@ def _turned_losses(loss: CrossEntropy, problem: Turned) -> Callable[..., Any]:
         kernel = cross_entropy_turned.forward(*given)
         if kernel is None:  # XLA reads what it has to transpose as it lies.
             return _reference(loss, in_rows(problem, [logits])[0], labels)
-        logarithms, *means = (one.reshape(-1) for one in kernel(logits))
-        there = jnp.clip(labels, 0, problem.columns - 1).reshape(problem.batch, 1, -1)
-        chosen = jnp.take_along_axis(logits, there, axis=1).reshape(-1).astype(jnp.float32)
-        mean = means[0] if means else None
-        return _combined(loss, labels, logarithms, loss.logits(chosen), mean), logarithms
+        losses, logarithms = kernel(logits, labels)
+        return losses, logarithms
 
     def run_rows(logits: Any, labels: Any) -> tuple[Any, Any]:
         return _losses(loss, in_rows(problem, [logits])[0], labels)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallasite import gpu as plgpu
 from pallasite_std.ops.rows.aligned import AlignedRow
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters, row_kernel
@@ -72,16 +73,8 @@ def forward(
         largest, total, mean = _log_sum_exp(block, loss, x, columns)
         logarithm = jnp.log(total) + largest
         label = labels[block.place]
-        there = jnp.clip(label, 0, columns - 1)
-        chosen = loss.logits(block.elements(x, there))
-        value = logarithm - chosen
-        if mean is not None:
-            value = value + loss.smoothing * (chosen - mean)
-        if loss.z_loss:
-            value = value + loss.z_loss * logarithm * logarithm
-        if loss.ignored is not None:
-            value = jnp.where(label == loss.ignored, 0.0, value)
-        block.store(losses, value)
+        chosen = block.elements(x, jnp.clip(label, 0, columns - 1))
+        block.store(losses, loss_of(loss, label, logarithm, chosen, mean))
         block.store(logarithms, logarithm)
 
     each = jax.ShapeDtypeStruct((rows,), jnp.float32)
@@ -93,6 +86,30 @@ def forward(
         params = dataclasses.replace(params, min_blocks=least)
     kernel = row_kernel(body, rows, tiling, [each, each], "cross_entropy", exchanges, params)
     return (lambda x, labels: kernel(x.reshape(-1), labels)) if flat else kernel
+
+
+def loss_of(loss: CrossEntropy, label: Any, logarithm: Any, chosen: Any, mean: Any) -> Any:
+    """The loss of rows, given the label, log-sum-exp, logit of the label and mean of each."""
+    chosen = loss.logits(chosen)
+    value = logarithm - chosen
+    if mean is not None:
+        value = value + loss.smoothing * (chosen - mean)
+    if loss.z_loss:
+        value = value + loss.z_loss * logarithm * logarithm
+    return value if loss.ignored is None else jnp.where(label == loss.ignored, 0.0, value)
+
+
+def combined(parts: Sequence[Any], columns: int, axis: int) -> tuple[Any, Any]:
+    """Log-sum-exps, and means or None, of rows whose parts along an axis have maxima, sums of
+    exponentials relative to these and, if there are means, sums of logits."""
+    most, totals, *sums = parts
+    largest = jnp.max(most, axis=axis)
+    spread = largest
+    if most.ndim > 1:
+        others = [one for one in range(most.ndim) if one != axis]
+        spread = lax.broadcast_in_dim(largest, most.shape, others)
+    logarithm = jnp.log(jnp.sum(totals * jnp.exp(most - spread), axis=axis)) + largest
+    return logarithm, jnp.sum(sums[0], axis=axis) / columns if sums else None
 
 
 def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple[Any, Any, Any]:
@@ -158,10 +175,7 @@ def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple
 def segments(
     loss: CrossEntropy, rows: int, columns: int, dtype: np.dtype[Any]
 ) -> Callable[..., Any]:
-    """For few long rows, a function of logits (rows, columns) that is a kernel of their segments.
-
-    Returns: log-sum-exps and, for smoothing, means, float32 (rows,).
-    """
+    """As :func:`forward`, of few long rows: a kernel for segments, and one that combines these."""
 
     def work(block: Rows, chunk: Chunk, x: Any) -> tuple[Any, ...]:
         logits = loss.logits(chunk.load(x))
@@ -169,17 +183,26 @@ def segments(
         total = jnp.sum(jnp.exp(logits - largest))
         return (largest, total, jnp.sum(logits)) if loss.smoothing else (largest, total)
 
+    def combine(x: Any, labels: Any, *refs: Any) -> None:
+        *parts, losses, logarithms = refs
+        row = lax.axis_index("row")
+        logarithm, mean = combined([one[row] for one in parts], columns, 0)
+        label = labels[row]
+        chosen = x[row, jnp.clip(label, 0, columns - 1)].astype(jnp.float32)
+        losses[row] = loss_of(loss, label, logarithm, chosen, mean)
+        logarithms[row] = logarithm
+
     count = 3 if loss.smoothing else 2
-    kernel = segment_kernel(work, rows, columns, count, "cross_entropy", parameters(dtype))
-
-    def run(x: jax.Array) -> tuple[jax.Array, ...]:
-        parts, totals, *sums = kernel(x)
-        largest = jnp.max(parts, axis=1)
-        total = jnp.sum(totals * jnp.exp(parts - largest[:, None]), axis=1)
-        means = [jnp.sum(one, axis=1) / columns for one in sums]
-        return jnp.log(total) + largest, *means
-
-    return run
+    of_segments = segment_kernel(work, rows, columns, count, "cross_entropy", parameters(dtype))
+    each = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    kernel: Callable[..., Any] = plgpu.kernel(
+        combine,
+        out_type=(each, each),
+        grid=(rows,),
+        grid_names=("row",),
+        kernel_name="cross_entropy_of_segments",
+    )
+    return lambda x, labels: kernel(x, labels, *of_segments(x))
 
 
 def gradient_of(

@@ -19,7 +19,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from pallasite import gpu as plgpu
-from pallasite_std.ops.rows.cross_entropy_kernels import LOWEST, CrossEntropy, gradient_of
+from pallasite_std.ops.rows.cross_entropy_kernels import (
+    LOWEST,
+    CrossEntropy,
+    combined,
+    gradient_of,
+    loss_of,
+)
 from pallasite_std.ops.rows.elementwise import elementwise_kernel
 from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters
 from pallasite_std.ops.rows.tiling import LANES, VECTOR_BYTES, size_of
@@ -34,6 +40,9 @@ _ELEMENTS = 32
 _RESIDENT = 8
 """Blocks of a multiprocessor."""
 
+_COMBINED = 16 * LANES
+"""Parts of rows that a block combines, about."""
+
 _LEAST_STEPS = 4
 """Of a block, if classes are divided among several."""
 
@@ -42,9 +51,10 @@ _LEAST_STEPS = 4
 def forward(
     loss: CrossEntropy, problem: Turned, dtype: np.dtype[Any], multiprocessors: int
 ) -> Callable[..., Any] | None:
-    """A function of logits (batch, classes, rows); None if these are fewer than lanes read.
+    """A function of logits (batch, classes, rows) and labels (rows of all batches,); None if these
+    are fewer than lanes read.
 
-    Returns: log-sum-exps and, for smoothing, means, float32 (batch, rows).
+    Returns: losses and log-sum-exps, float32 (rows of all batches,).
     """
     rows, columns, size = problem.rows, problem.columns, size_of(dtype)
     height = min(_LINE // size, 1 << (rows.bit_length() - 1))
@@ -122,13 +132,43 @@ def forward(
         compiler_params=_parameters(dtype),
     )
 
-    def run(x: jax.Array) -> tuple[jax.Array, ...]:
-        most, totals, *sums = kernel(x)
-        largest = jnp.max(most, axis=0)
-        total = jnp.sum(totals * jnp.exp(most - largest), axis=0)
-        return jnp.log(total) + largest, *(jnp.sum(one, axis=0) / columns for one in sums)
+    combine = _combine(loss, problem, parts, count)
+    return lambda x, labels: combine(x, labels, *kernel(x))
 
-    return run
+
+def _combine(loss: CrossEntropy, problem: Turned, parts: int, count: int) -> Callable[..., Any]:
+    """The kernel that combines parts, each (parts, batch, rows)."""
+    rows, columns = problem.rows, problem.columns
+    height = min(max(8, 1 << (_COMBINED // parts).bit_length()), LANES, rows)
+    down = -(-rows // height)
+
+    def body(x: Any, labels: Any, *refs: Any) -> None:
+        *sources, losses, logarithms = refs
+        number = lax.axis_index("rows")
+        batch = lax.div(number, down) if problem.batch > 1 else 0
+        begin = (lax.rem(number, down) if problem.batch > 1 else number) * height
+        row = lax.min(begin, rows - height)
+        found = [one[:, batch, pl.ds(row, height)] for one in sources]
+        logarithm, mean = combined(found, columns, 0)
+        window = pl.ds(batch * rows + row, height)
+        label, numbers = labels[window], row + lax.broadcasted_iota(jnp.int32, (height,), 0)
+        chosen = x[batch, jnp.clip(label, 0, columns - 1), numbers].astype(jnp.float32)
+        value = loss_of(loss, label, logarithm, chosen, mean)
+        for ref, one in ((losses, value), (logarithms, logarithm)):
+            if rows % height:
+                pltriton.store(ref.at[window], one, mask=numbers >= begin)
+            else:
+                ref[window] = one
+
+    each = jax.ShapeDtypeStruct((problem.batch * rows,), jnp.float32)
+    kernel: Callable[..., Any] = plgpu.kernel(
+        body,
+        out_type=(each, each),
+        grid=(problem.batch * down,),
+        grid_names=("rows",),
+        kernel_name="cross_entropy_of_parts",
+    )
+    return kernel
 
 
 def _parameters(dtype: Any) -> Any:
