@@ -1,6 +1,8 @@
 # Every target sets up what it needs first. PYTHON=... uses another environment as it is.
 # `make test` uses all processors if pytest-xdist is there, each mostly for files of its own, which
 # share what they compile; ARGS=... are further options of pytest.
+# `make test-slow` runs the combinations of parameters that `make test` leaves out
+# (tests/sampled_parameters.py).
 # `make demo` shows three kernels on every target, `make demo-all` all examples.
 
 ifdef PYTHON
@@ -9,7 +11,7 @@ else
 python := .venv/bin/python
 endif
 
-.PHONY: setup setup-demo demo demo-all test lint format docs clean
+.PHONY: setup setup-demo demo demo-all test test-slow lint format docs clean
 
 setup:
 ifndef PYTHON
@@ -29,6 +31,9 @@ demo-all: setup-demo
 
 test: setup
 	$(python) -m pytest $(shell $(python) -c 'import xdist; print("-n auto --dist worksteal")' 2>/dev/null) $(ARGS)
+
+test-slow: override ARGS += -m slow
+test-slow: test
 
 lint: setup
 	$(python) -m ruff check

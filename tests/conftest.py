@@ -16,6 +16,7 @@ import pytest
 from tests import (  # session_end first: see there
     collection_order,
     room_for_calls,
+    sampled_parameters,
     session_end,
     session_folders,
     simulated_results,
@@ -166,6 +167,8 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """What XLA compiles on the CPU is kept. Processes of pytest-xdist take less time to begin, and
     do not take long to end."""
+    for marker in sampled_parameters.MARKERS:
+        config.addinivalue_line("markers", marker)
     if not HAS_GPU:
         xla_programs.share(getattr(config, "cache", None))
         simulated_results.use(getattr(config, "cache", None))
@@ -226,9 +229,10 @@ _OWN_KERNELS = ("ops", "hopper/ops", "examples/test_examples.py", "benchmarks/te
 """Tests of kernels that nobody should be warned of."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of the hardware itself need it; those that run kernels take what there is. Warnings of
-    the checks of kernels are errors in tests of our own kernels."""
+    the checks of kernels are errors in tests of our own kernels. Of some tests, a part runs."""
+    sampled_parameters.deselect(config, items)
     own = tuple(ROOT / "tests" / name for name in _OWN_KERNELS)
     warning = "pallasite_std.checks.passes.KernelCheckWarning"
     ours = {path for path in {item.path for item in items} if any(map(path.is_relative_to, own))}

@@ -23,29 +23,34 @@ def nothing(array, kernel):
 
 
 class Numbers:
-    """At the end of a kernel, one lane of each block stores a number."""
+    """At the end of a kernel, one lane of each block stores numbers."""
 
-    def __init__(self, number):
-        self._number = number
+    def __init__(self, functions):
+        self._functions = functions
 
     def _store(self, kernel):
         launch, (x, y, _) = kernel.launch, kernel.geometry.cuda_grid
         size = kernel.geometry.blocks
-        out = launch.hidden_result("numbers", (size,), np.int32, consumer=nothing)
-        number = self._number(launch)
+        count = len(self._functions)
+        out = launch.hidden_result("numbers", (size, count), np.int32, consumer=nothing)
+        found = [function(launch) for function in self._functions]
         block = ops.add(ops.multiply(launch.block_id(2), y), launch.block_id(1))
         block = ops.add(ops.multiply(block, x), launch.block_id(0))
         with ops.when(launch.block_leader):
-            place = ops.element_pointer(launch.array_pointer(out), block, ops.i32())
-            ops.store(ops.cast_integer(number, ops.i32(), signed=False), place, alignment=4)
+            first = ops.multiply(block, ops.constant(count, ops.i32()))
+            for place, number in enumerate(found):
+                index = ops.add(first, ops.constant(place, ops.i32()))
+                pointer = ops.element_pointer(launch.array_pointer(out), index, ops.i32())
+                ops.store(ops.cast_integer(number, ops.i32(), signed=False), pointer, alignment=4)
 
     @hookimpl
     def pallasite_lifecycles(self):
         return [KernelLifecycle(name="numbers", epilogue=self._store)]
 
 
-def numbers(cluster, number):
-    """What ``number(launch)`` is in each block, with the blocks' places in their clusters."""
+def numbers(cluster, functions):
+    """What each of ``functions`` makes of a launch in each block, with the blocks' places in their
+    clusters."""
 
     def body(x_ref, out_ref):
         out_ref[...] = x_ref[...]
@@ -59,7 +64,7 @@ def numbers(cluster, number):
         cluster=cluster,
         cluster_names=tuple(names),
     )
-    manager().register(Numbers(number), "numbers")
+    manager().register(Numbers(functions), "numbers")
     try:
         x = jax.ShapeDtypeStruct((128,), jnp.float32)
         compiled = pallasite.compile(kernel, x, target="sm_90")
@@ -67,7 +72,7 @@ def numbers(cluster, number):
         manager().unregister("numbers")
     found = simulate(compiled, np.zeros(128, np.float32)).outputs[1]
     places = np.indices(compiled.launch.grid[::-1]).reshape(3, -1)[::-1]
-    return found, [tuple(p % compiled.launch.cluster) for p in places.T], compiled.launch.cluster
+    return found.T, [tuple(p % compiled.launch.cluster) for p in places.T], compiled.launch.cluster
 
 
 def rank(place, extents):
@@ -75,28 +80,34 @@ def rank(place, extents):
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
-@pytest.mark.parametrize(
-    "chosen", [{}, {0: 0}, {1: 0}, {0: 1}, {2: 1, 0: 0}, {0: 1, 1: 1, 2: 1}], ids=str
-)
-def test_rank_of_coordinates(cluster, chosen):
+def test_rank_of_coordinates(cluster):
     extents = (*reversed(cluster), 1, 1)[:3]
-    chosen = {dimension: min(at, extents[dimension] - 1) for dimension, at in chosen.items()}
-    found, places, actual = numbers(cluster, lambda launch: launch.cluster_rank(chosen))
+    several = [
+        {dimension: min(at, extents[dimension] - 1) for dimension, at in chosen.items()}
+        for chosen in ({}, {0: 0}, {1: 0}, {0: 1}, {2: 1, 0: 0}, {0: 1, 1: 1, 2: 1})
+    ]
+    found, places, actual = numbers(
+        cluster, [lambda launch, one=one: launch.cluster_rank(one) for one in several]
+    )
     assert actual == extents
-    expected = [rank([chosen.get(d, p[d]) for d in range(3)], extents) for p in places]
-    np.testing.assert_array_equal(found, expected)
+    for chosen, ranks in zip(several, found, strict=True):
+        expected = [rank([chosen.get(d, p[d]) for d in range(3)], extents) for p in places]
+        np.testing.assert_array_equal(ranks, expected, str(chosen))
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
-@pytest.mark.parametrize("dimensions", [(), (0,), (1,), (0, 1), (2, 0), (0, 1, 2)], ids=str)
-def test_masks_have_the_ranks_of_their_blocks(cluster, dimensions):
-    found, places, extents = numbers(cluster, lambda launch: launch.multicast_mask(dimensions))
-    expected = [
-        sum(
-            1 << rank(other, extents)
-            for other in set(places)
-            if all(other[d] == place[d] for d in range(3) if d not in dimensions)
-        )
-        for place in places
-    ]
-    np.testing.assert_array_equal(found, expected)
+def test_masks_have_the_ranks_of_their_blocks(cluster):
+    several = [(), (0,), (1,), (0, 1), (2, 0), (0, 1, 2)]
+    found, places, extents = numbers(
+        cluster, [lambda launch, one=one: launch.multicast_mask(one) for one in several]
+    )
+    for dimensions, masks in zip(several, found, strict=True):
+        expected = [
+            sum(
+                1 << rank(other, extents)
+                for other in set(places)
+                if all(other[d] == place[d] for d in range(3) if d not in dimensions)
+            )
+            for place in places
+        ]
+        np.testing.assert_array_equal(masks, expected, str(dimensions))

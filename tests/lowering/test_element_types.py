@@ -25,6 +25,8 @@ FLOATS = (
     "float64",
 )
 DTYPES = ("bool", *INTEGERS, *FLOATS)
+WAYS = [*((dtype, False) for dtype in DTYPES), *((dtype, True) for dtype in FLOATS)]
+"""Functions of floats may be approximate."""
 
 FUNCTIONS = """abs acos acosh asin asinh atan atanh bitwise_not cbrt ceil clz cos cosh erf erf_inv
     erfc exp exp2 expm1 floor is_finite log log1p logistic neg population_count round rsqrt sign
@@ -79,8 +81,7 @@ def _wide_types():
         yield
 
 
-@pytest.mark.parametrize("approximate", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "approximate"), WAYS)
 def test_arrays(dtype, approximate):
     @make((count(dtype), 256), compiler_params=CompilerParams(approx_math=approximate))
     def kernel(x, y, o):
@@ -90,8 +91,7 @@ def test_arrays(dtype, approximate):
     compile_to_ptx(kernel, *[array(256, dtype=dtype)] * 2)
 
 
-@pytest.mark.parametrize("approximate", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "approximate"), WAYS)
 def test_single_warps(dtype, approximate):
     @make((count(dtype), 4), compiler_params=CompilerParams(approx_math=approximate))
     def kernel(x, y, o):

@@ -48,6 +48,7 @@ def instructions(kernel, *args, target="sm_90"):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("loads", [True, False])
+@pytest.mark.sampled(alone=("loads",))
 def test_transposed_words(dtype, loads):
     kernel = turned(dtype, loads=loads)
     x = values(dtype)
@@ -59,6 +60,7 @@ def test_transposed_words(dtype, loads):
 @pytest.mark.parametrize("loads", [True, False])
 @pytest.mark.parametrize("swizzle", [32, 64, 128])
 @pytest.mark.parametrize("shape", [(64, 64), (128, 64), (64, 192)])
+@pytest.mark.sampled
 def test_shapes_and_swizzles(loads, swizzle, shape):
     shape = shape[::-1] if loads else shape
     transforms = (plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle))
