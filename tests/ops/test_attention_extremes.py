@@ -223,3 +223,21 @@ def test_log_sum_exp_of_extreme_biases():
         expected = largest + np.log(np.exp(scores - largest[..., None]).sum(-1))
     expected = np.where(np.isneginf(largest), -np.inf, expected)
     np.testing.assert_allclose(lse, expected.astype(np.float32), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("queries", [1, 70])
+def test_scores_that_overflow(target, queries):
+    """As in ``jax.nn.softmax``: minus infinity has no weight, infinity makes a row NaN."""
+    q, k, v, _ = operands(queries, 90, "bfloat16", heads=1)
+    large = 2.0**70
+    q = q.at[..., 0].set(large)
+    k = k.at[..., 0].set(0).at[0, 10:20, 0, 0].set(-large)
+    with on(target):
+        out = pallasite.ops.attention(q, k, v)
+        k = k.at[0, 50, 0, 0].set(large)
+        assert np.isnan(exact(pallasite.ops.attention(q, k, v))).all()
+    scores = np.einsum("bqhd,bkhd->bhqk", exact(q)[..., 1:], exact(k)[..., 1:]) / 8
+    scores[..., 10:20] = -np.inf
+    expected = np.einsum("bhqk,bkhd->bqhd", softmax_of(scores, scores < np.inf), exact(v))
+    assert error(out, expected) < TOLERANCE["bfloat16"]

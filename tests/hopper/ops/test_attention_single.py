@@ -15,7 +15,7 @@ from pallasite_hopper.ops.flash import single_api
 from pallasite_hopper.ops.flash.api import attention
 from pallasite_hopper.ops.flash.single_choice import configs
 from pallasite_hopper.ops.flash.single_config import SingleConfig
-from pallasite_std.api import AttentionCall, AttentionProblem, Extras
+from pallasite_std.api import AttentionCall, AttentionProblem, Extras, two_numbers
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -100,8 +100,11 @@ def check(
     out, lse, *expected = reference(q, k, v, d_out, call, extras, period)
     problem = AttentionProblem.of(q, k, v, call, period)
     config = config or dataclasses.replace(configs(problem)[0], **changes)
+    lse = jnp.asarray(lse)
+    if extras.bias is not None or extras.slopes is not None:
+        lse = two_numbers(lse, 1.0)
     found = single_api.gradients(
-        problem, config, q, k, v, jnp.asarray(out, dtype), jnp.asarray(lse), d_out, extras
+        problem, config, q, k, v, jnp.asarray(out, dtype), lse, d_out, extras
     )
     tolerance = 1e-2 if dtype == "bfloat16" else 2e-3
     for name, result, wanted in zip("qkv", found, expected, strict=True):

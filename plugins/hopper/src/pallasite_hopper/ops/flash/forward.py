@@ -569,7 +569,7 @@ class _Forward:
         share = None
         if config.split > 1:
             maxima, total, share = self._over_parts(maxima, total, warpgroup)
-        empty = total == 0
+        empty = total < softmax.NOTHING
         if problem.q_lengths:
             rows = lax.broadcasted_iota(jnp.int32, (ROWS,), 0)
             empty = empty | (rows >= tile.q_length - start)

@@ -33,6 +33,10 @@ _ROUNDED = float(1 << 27)
 """Exponents of 2 up to which rounding the largest changes weights by a factor of 2**8 at most, and
 beyond which different ones of float32 are at least 8 apart."""
 
+NOTHING = 2.0**-100
+"""Sums of rows that see no key are below: a polynomial has 2**-126 for what is hidden, and the
+largest score of other rows 2**-8 at least."""
+
 _EXP2 = (0.99992808, 0.69326099, 0.24261094, 0.05517149)
 """Of 2**x on [-1/2, 1/2], with the least relative error for this degree: 7.5e-5."""
 
