@@ -372,34 +372,36 @@ def _by_xla(case: Case) -> list[Callable[[Any, Any], Any]]:
 
 
 def _by_torch(case: Case, left: Any, right: Any) -> Contenders:
-    """PyTorch's product; of float8 by cuBLASLt, whose operands are padded before the clock starts
-    where their rows are no whole vectors."""
+    """PyTorch's product; of float8 by cuBLASLt, whose operands are padded first where their rows
+    are no whole vectors."""
     import torch
 
-    if case.dtype == "fp8":
-        left, right = (_in_vectors(one, axes) for one, axes in ((left, (1,)), (right, (0, 1))))
     a, b = (
         one.t() if transposed else one
         for one, transposed in zip(operands.to_torch(left, right), case.transposed, strict=True)
     )
+    _, n, k = case.shape
+
+    def in_vectors(matrix: Any, rows: int, columns: int) -> Any:
+        """With zeros at the ends, to multiples of a vector."""
+        if not (rows or columns):
+            return matrix
+        padded = torch.nn.functional.pad(matrix.view(torch.uint8), (0, columns, 0, rows))
+        return padded.view(torch.float8_e4m3fn)
 
     def product() -> Any:
         if case.dtype == "bf16":
             return torch.matmul(a, b)
+        left, right = in_vectors(a, 0, -k % VECTOR), in_vectors(b.t(), -n % VECTOR, -k % VECTOR)
         return torch._scaled_mm(
-            a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
+            left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )  # fmt: skip
 
     one = torch.ones((), device="cuda")
     large = torch.zeros(READ_BETWEEN, device="cuda")
     product()
     return Contenders("torch", lambda: read(large), {"torch": product})
-
-
-def _in_vectors(array: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """An array with zeros at its ends along some axes, to multiples of a vector."""
-    widths = [(0, -size % VECTOR * (axis in axes)) for axis, size in enumerate(array.shape)]
-    return jnp.pad(array, widths) if any(after for _, after in widths) else array
 
 
 def ways(names: Sequence[str]) -> str:

@@ -96,6 +96,11 @@ def named(shape: str) -> Case:
     return Case(*map(int, extents.split("x")), weights)
 
 
+def _alone(config: MixedConfig) -> MixedConfig:
+    """A configuration whose blocks share nothing."""
+    return dataclasses.replace(config, split_k=1, last_parts=1, cluster=1)
+
+
 def _by_rows(case: Case, default: MixedConfig) -> list[MixedConfig]:
     """Other tiles, those first whose rounds have the fewest rows."""
 
@@ -107,7 +112,7 @@ def _by_rows(case: Case, default: MixedConfig) -> list[MixedConfig]:
     tiles = [tile_m for tile_m in tiles if tile_m != default.tile_m][:OTHERS]
     found = []
     for tile_m in tiles:
-        deep = dataclasses.replace(default, tile_m=tile_m, tile_k=128, split_k=1)
+        deep = dataclasses.replace(_alone(default), tile_m=tile_m, tile_k=128)
         several = deep.filled(case.bits, 2).stages > 2
         found.append(deep if several else dataclasses.replace(deep, tile_k=64))
     return found
@@ -136,14 +141,14 @@ def _by_columns(case: Case, default: MixedConfig) -> list[MixedConfig]:
         return -(-tiles // 132) * (tile_m + 16)
 
     best = sorted(range(64, 161, 8), key=lambda tile_m: (rows(tile_m), -tile_m))[:2]
-    wide = dataclasses.replace(default, tile_n=256, tile_k=64, split_k=1)
+    wide = dataclasses.replace(_alone(default), tile_n=256, tile_k=64)
     return [dataclasses.replace(wide, tile_m=tile_m) for tile_m in best]
 
 
 def _by_cluster(case: Case, default: MixedConfig) -> list[MixedConfig]:
     """Two blocks that fetch activations together."""
     del case
-    fits = default.split_k == 1 and default.tile_m % 16 == 0
+    fits = default.parts == 1 and default.tile_m % 16 == 0
     return [dataclasses.replace(default, cluster=2)] if fits else []
 
 
@@ -161,8 +166,8 @@ def _by_parts(case: Case, default: MixedConfig) -> list[MixedConfig]:
         rows = math.ceil(rounds) * (step / parts + 32e3 / case.k) + 4e4 / case.k * (parts > 1)
         for tile_k in (128, 64):
             config = dataclasses.replace(
-                default, tile_m=tile_m, tile_n=64 * warpgroups, warpgroups=warpgroups,
-                tile_k=tile_k, split_k=parts, cluster=1, epilogue_m=min(32, tile_m),
+                _alone(default), tile_m=tile_m, tile_n=64 * warpgroups, warpgroups=warpgroups,
+                tile_k=tile_k, split_k=parts, epilogue_m=min(32, tile_m),
             ).filled(case.bits, 2)  # fmt: skip
             if config.stages > 3:
                 found.append((rows, config))

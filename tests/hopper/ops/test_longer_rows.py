@@ -26,15 +26,22 @@ pytestmark = pytest.mark.runs_kernels
         ((9, 36), "float16"),
         ((2, 40), "float16"),  # Rows that are multiples of vectors.
         ((4, 3), "float16"),  # Less than a vector.
+        ((7, 13), "int8"),
+        ((33, 99), "float8_e4m3fn"),
+        ((130, 70), "float8_e5m2"),
+        ((3, 2060), "int8"),
+        ((1, 5), "int8"),
+        ((17, 1001), "float8_e4m3fn"),
     ],
 )
 def test_rows(shape, dtype):
     """Rows that begin at any element, also of a batch; zeros follow them."""
     generator = np.random.default_rng(shape[1])
-    x = generator.integers(-999, 999, (3, *shape)).astype(
-        np.dtype(getattr(ml_dtypes, dtype, dtype))
-    )
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    least, most = (-999, 999) if dtype.itemsize == 2 else (-99, 99)
+    x = generator.integers(least, most, (3, *shape)).astype(dtype)
     with config.scoped(sanitize=True):
         found = np.asarray(jax.vmap(with_longer_rows)(jnp.asarray(x)))
         np.testing.assert_array_equal(np.asarray(aligned(jnp.asarray(x[0]))), found[0])
-    np.testing.assert_array_equal(found, np.pad(x, ((0, 0), (0, 0), (0, -shape[1] % 8))))
+    wanted = np.pad(x, ((0, 0), (0, 0), (0, -shape[1] % (16 // dtype.itemsize))))
+    np.testing.assert_array_equal(found, wanted)

@@ -43,7 +43,8 @@ arguments.no_discharge(copy_to_longer_rows_p)
 def copy_to_longer_rows(
     ref: Any, out: Any, window: VectorWindow, row: Any, column: Any, count: int
 ) -> None:
-    """Copies parts of a matrix of 16-bit elements, one below the other, to one with longer rows.
+    """Copies parts of a matrix of 8- or 16-bit elements, one below the other, to one with longer
+    rows.
 
     Args:
       ref: the whole matrix in global memory.
@@ -103,8 +104,9 @@ def _lower(
         further = ops.arith.andi(
             ops.compare("ne", behind, 0), ops.arith.cmpi(ops.arith.CmpIPredicate.slt, over, left)
         )
-        words = _load(first, end, there)
-        words += _load(ops.add(first, VECTOR), end, ops.arith.andi(there, further))
+        words = _load(first, end, there, window.size)
+        following = ops.add(first, VECTOR)
+        words += _load(following, end, ops.arith.andi(there, further), window.size)
         loaded.append((wide, there, behind, words))
     for wide, there, behind, words in loaded:
         address = ops.add(target, ops.multiply(wide, pitch))
@@ -121,7 +123,7 @@ def _lower(
     return ()
 
 
-def _load(address: ir.Value, end: ir.Value, there: ir.Value) -> list[ir.Value]:
+def _load(address: ir.Value, end: ir.Value, there: ir.Value, size: int) -> list[ir.Value]:
     """The words of a vector, as far as it is before the end; zeros if it is not there."""
     left = ops.arith.subi(end, address)
     limit = ops.arith.minsi(ops.arith.maxsi(left, ops.i64_constant(0)), ops.i64_constant(VECTOR))
@@ -129,18 +131,17 @@ def _load(address: ir.Value, end: ir.Value, there: ir.Value) -> list[ir.Value]:
     limit = ops.arith.select(there, limit, ops.i32_constant(0))
     names = "{$0, $1, $2, $3}"
     text = (
-        "{ .reg .pred p, q, r; .reg .b16 l, h; .reg .b32 t; "
+        "{ .reg .pred p, q, r; .reg .b32 t; "
         "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
         f"setp.eq.s32 p, $5, {VECTOR}; @p ld.global.v4.b32 {names}, [$4]; "
         # A vector that ends behind the matrix, element by element.
         "setp.gt.s32 q, $5, 0; setp.ne.and.s32 q, $5, 16, q; @!q bra DONE${:uid}; "
     )
-    for place in range(_WORDS):
-        at = place * _WORD
+    for at in range(0, VECTOR, size):
+        place, bits = at // _WORD, at % _WORD * 8
         text += (
-            f"mov.b16 l, 0; mov.b16 h, 0; setp.gt.s32 r, $5, {at}; @r ld.global.b16 l, [$4+{at}]; "
-            f"setp.gt.s32 r, $5, {at + 2}; @r ld.global.b16 h, [$4+{at + 2}]; "
-            f"mov.b32 ${place}, {{l, h}}; "
+            f"mov.b32 t, 0; setp.gt.s32 r, $5, {at}; @r ld.global.u{8 * size} t, [$4+{at}]; "
+            f"shl.b32 t, t, {bits}; or.b32 ${place}, ${place}, t; "
         )
     text += "DONE${:uid}: }"
     loaded = ops.inline_assembly(

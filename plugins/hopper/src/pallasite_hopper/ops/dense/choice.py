@@ -23,6 +23,7 @@ from pallasite_hopper.ops.dense.cost import (
     H100_CHOICE,
     H200,
     H200_CHOICE,
+    H200_OF_8_BITS,
     Rates,
     Sizes,
     nanoseconds,
@@ -98,6 +99,10 @@ _OF_OTHERS = _Least(
     rates=H200, divided=H200, columns=0.03, parts=0.02, split=0.05, turns=0.01, other_turns=0.04,
     size=0.03, few_elements=0.01, clusters=0.0, flat=0.05, rows=0.02, filling=0.02, halves=0.0,
 )  # fmt: skip
+_OF_8_BITS = dataclasses.replace(
+    _OF_OTHERS, rates=H200_OF_8_BITS, divided=H200_OF_8_BITS, other_turns=0.03, filling=0.01
+)
+"""On an H200."""
 _DIVIDED = 6
 """So many of the best are considered with another configuration for the rest."""
 _LEAST_GAIN = 0.05
@@ -270,7 +275,9 @@ def memory_rate(sizes: Sizes, chip: str) -> float:
 
 
 def _least(sizes: Sizes, chip: str) -> _Least:
-    return _OF_16_BITS[chip] if sizes.size == 2 else _OF_OTHERS
+    if sizes.size == 2:
+        return _OF_16_BITS[chip]
+    return _OF_8_BITS if sizes.size == 1 and chip == "H200" else _OF_OTHERS
 
 
 def _rank(sizes: Sizes, config: MatmulConfig, chip: str = "H200") -> float:

@@ -24,10 +24,14 @@ from pallasite_hopper.ops.dense.joined_rows import JoinedRowsConfig
 from pallasite_hopper.ops.dense.joined_rows import build as build_joined_rows
 from pallasite_hopper.ops.dense.kernel import MatmulLoop, Region, build, resident_clusters
 from pallasite_hopper.ops.dense.outer import build as build_outer
+from pallasite_hopper.ops.dense.outer import nanoseconds as outer_nanoseconds
 from pallasite_hopper.ops.dense.outer import outer_config
 from pallasite_hopper.ops.dense.padding import aligned
+from pallasite_hopper.ops.dense.short import build as build_short
+from pallasite_hopper.ops.dense.short import short_config
 from pallasite_hopper.ops.dense.turned import left_to_xla as turned_left_to_xla
 from pallasite_hopper.ops.dense.unaligned import AnyRowsConfig, left_to_xla, without_copies
+from pallasite_hopper.ops.dense.vector import vector_left_to_xla
 from pallasite_std.api import (
     Epilogue,
     MatmulCall,
@@ -51,7 +55,7 @@ WINNERS = pathlib.Path(__file__).with_name("winners.json")
 def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array]) -> jax.Array:
     """The matmul; ``extras`` are the operands of the epilogue."""
     problem = call.problem
-    if call.config is None and turned_by_xla(problem):
+    if call.config is None and (turned_by_xla(problem) or _vector_by_xla(problem, call.epilogue)):
         return _by_xla(problem, call.epilogue, a, b, extras)
     if problem.size != 2:
         # The tensor cores read such elements along k only.
@@ -65,7 +69,7 @@ def run(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Sequence[jax.Array
             return kernel(a, b, *map(jnp.atleast_1d, extras))
         if _left_to_xla(problem, call.epilogue):
             return _by_xla(problem, call.epilogue, a, b, extras)
-        few_products = _outer(problem, call.epilogue)
+        few_products = _few_products(problem, call.epilogue)
         if few_products is not None:
             return few_products(a, b)
     chosen = call.config or _choose(problem, call.epilogue, a, b, extras)
@@ -80,12 +84,16 @@ def _without_copies(problem: MatmulProblem, epilogue: Epilogue) -> AnyRowsConfig
     return without_copies(problem_sizes(problem), plain=_is_plain(epilogue), xla=xla)
 
 
-def _outer(problem: MatmulProblem, epilogue: Epilogue) -> Callable[..., jax.Array] | None:
-    """The kernel that adds up outer products, if it is the fastest."""
+def _few_products(problem: MatmulProblem, epilogue: Epilogue) -> Callable[..., jax.Array] | None:
+    """The kernel that adds up outer products, or that which multiplies few elements along k at
+    once, if it is the fastest."""
     if problem.accumulator != np.float32 or not _is_plain(epilogue):
         return None
-    config = outer_config(problem_sizes(problem))
-    return None if config is None else _outer_kernel(problem, config)
+    sizes = problem_sizes(problem)
+    outer, short = outer_config(sizes), short_config(sizes)
+    if short is not None and (outer is None or short[1] < outer_nanoseconds(sizes)):
+        return _short_kernel(problem, short[0])
+    return None if outer is None else _outer_kernel(problem, outer)
 
 
 def turned_by_xla(problem: MatmulProblem, count: int = 1) -> bool:
@@ -98,6 +106,13 @@ def turned_by_xla(problem: MatmulProblem, count: int = 1) -> bool:
     sizes = dataclasses.replace(problem_sizes(along_k), batch=count)
     turned = {"turned_a": problem.transpose_a, "turned_b": not problem.transpose_b}
     return turned_left_to_xla(sizes, **turned)
+
+
+def _vector_by_xla(problem: MatmulProblem, epilogue: Epilogue) -> bool:
+    """Whether XLA's kernel for one row is faster."""
+    same = problem.dtype_a == problem.dtype_b and problem.accumulator == np.float32
+    plain = same and problem.size <= 2 and _is_plain(epilogue)
+    return plain and vector_left_to_xla(problem_sizes(problem))
 
 
 def _left_to_xla(problem: MatmulProblem, epilogue: Epilogue) -> bool:
@@ -342,3 +357,4 @@ def _joined_rows(
 
 _kernel = functools.lru_cache(maxsize=256)(build)
 _outer_kernel = functools.lru_cache(maxsize=256)(build_outer)
+_short_kernel = functools.lru_cache(maxsize=256)(build_short)
