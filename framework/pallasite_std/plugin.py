@@ -203,7 +203,6 @@ _OPERATIONS = {
     "dense.api": ("matmul",),
     "dense.gated": ("gated_matmul",),
     "flash.api": ("attention", "attention_backward", "attention_forward"),
-    "flash.dropout": ("attention_dropout_mask",),
     "decode.api": ("decode_attention", "paged_attention"),
     "mixed.api": ("mixed_matmul",),
     "ragged.api": ("ragged_matmul", "transposed_ragged_matmul"),
@@ -216,6 +215,8 @@ _ROW_OPERATIONS = {
     "rows.gated": ("gated_activation", "swiglu"),
     "rows.top_k": ("top_k",),
 }
+_ARRAY_OPERATIONS = {"flash.dropout": ("attention_dropout_mask",)}
+"""Those that XLA compiles."""
 
 
 @hookimpl
@@ -230,6 +231,7 @@ def pallasite_operations() -> list[Operation]:
         for modules, refuses in (
             (_OPERATIONS, "pallasite_std.ops.arguments:target_lacks"),
             (_ROW_OPERATIONS, None),
+            (_ARRAY_OPERATIONS, None),
         )
         for module, names in modules.items()
         for name in names

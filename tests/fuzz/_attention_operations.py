@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tests.fuzz import _references as references
 from tests.fuzz._programs import BF16, F16, F32, TOLERANCES, Draw, Program, lengths, steepness
-from tests.ops.dropped_weights import kept
+from tests.ops.dropped_weights import growth, kept
 
 from pallasite import ops
 
@@ -51,7 +51,7 @@ def attention(draw: Draw, *, plain: bool = False) -> Program:
         arrays["alibi_slopes"] = draw.maybe(0.2, lambda: draw.array(slopes, F32, 0.1))
         if draw.chance(0.2):
             rate, seed = draw.one(0.1, 0.5, 0.9), draw.one(0, 1, 123456789)
-            factors = kept(seed, (batch, heads, q_seq, kv_seq), rate) / (1 - rate)
+            factors = kept(seed, (batch, heads, q_seq, kv_seq), rate) * growth(rate)
     further = {} if factors is None else {"dropout_rate": rate, "dropout_seed": seed}
     name = draw.one(
         "attention", "attention", "attention", "attention_forward", "attention_backward"
