@@ -12,6 +12,7 @@ from pallasite.plugin import UnsupportedError
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import JaxprPrimitive, Region, RegionKind, branches, call
 from pallasite.plugin.language import WarpMesh
+from pallasite_std.batched_loops import while_each
 
 type Functions = list[Callable[..., list[Any]]]
 
@@ -110,14 +111,16 @@ def _while_regions(equation: Any) -> Sequence[Region]:
 def _rebind_while(equation: Any, operands: list[Any], functions: Functions) -> Sequence[Any]:
     conditions, constants = equation.params["cond_nconsts"], equation.params["body_nconsts"]
     first = conditions + constants
-    condition, body = functions
-    return list(
-        lax.while_loop(
-            lambda carry: condition(*operands[:conditions], *carry)[0],
-            lambda carry: body(*operands[conditions:first], *carry),
-            operands[first:],
-        )
-    )
+
+    def condition(*carry: Any) -> Any:
+        return functions[0](*operands[:conditions], *carry)[0]
+
+    def body(*carry: Any) -> list[Any]:
+        return functions[1](*operands[conditions:first], *carry)
+
+    if equation.params["cond_jaxpr"].outvars[0].aval.shape:
+        return while_each(condition, body, operands[first:])
+    return list(lax.while_loop(lambda c: condition(*c), lambda c: body(*c), operands[first:]))
 
 
 # Scopes -------------------------------------------------------------------------------------------

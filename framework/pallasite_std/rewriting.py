@@ -92,6 +92,8 @@ class _Evaluator(Visitor[Any]):
     def structured(
         self, equation: Any, regions: Sequence[Region], operands: list[Any]
     ) -> Sequence[Any] | None:
+        if not regions:
+            return self.primitive(equation, operands)
         entry = self.table.entry(equation.primitive)
         assert entry is not None
         functions = [self.function(region) for region in regions]

@@ -13,7 +13,7 @@ import argparse
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,113 +24,21 @@ from jax import lax
 from jax.experimental import pallas as pl
 from tests.fuzz import _executors
 from tests.fuzz._executors import Executor
-from tests.fuzz._memory_steps import Updates, make_updates, pipelined
+from tests.fuzz._machines import KernelMachine, Machine
+from tests.fuzz._memory_steps import Updates, make_updates
 from tests.fuzz._seeds import add_options, check_seeds
 from tests.fuzz._transformed_functions import SUMS, gradient, looped_rows
 
 import pallasite
 from pallasite import gpu as plgpu
 
-type Step = Callable[["Machine", list[Any]], Any]
+type Step = Callable[[Machine, list[Any]], Any]
 """Takes the pool of values, and returns one more."""
 
 FLOATS = ("float32", "float32", "float16", "bfloat16")
 INTEGERS = ("int32", "uint32", "int8", "uint8", "int16")
 TOLERANCES = {"float32": 2e-4, "float16": 2e-2, "bfloat16": 1e-1}
 SIDES = (1, 2, 3, 5, 7, 8, 11, 13, 16, 17, 24, 31, 32, 33, 48, 61, 64)
-
-
-class Machine:
-    """What differs between the kernel and the reference; this is the reference."""
-
-    def through_shared(self, x: Any, part: tuple[slice, ...] | None) -> Any:
-        """An array that is stored to shared memory; what a part of that memory holds."""
-        return x if part is None else x[part]
-
-    def kept(self, x: Any) -> Any:
-        """The array. XLA merges slices at computed places of one another, and then takes other
-        elements where the inner one is moved to fit (jaxlib 0.11.2, on the CPU)."""
-        return lax.optimization_barrier(x)
-
-    def copied_input(self, x: Any, number: int, part: tuple[slice, ...]) -> Any:
-        """A part of an input, which is copied to shared memory asynchronously."""
-        return x[part]
-
-    def through_global(self, x: Any, part: tuple[slice, ...]) -> Any:
-        """An array that is copied to global memory, and a part of it back, asynchronously."""
-        return x[part]
-
-    def updated(self, x: Any, updates: Updates, is_global: bool) -> Any:
-        """An array after changes of the memory where it is stored."""
-        return updates.of_array(x)
-
-    def pipelined_input(self, x: Any, number: int, rows: int, steps: int) -> Any:
-        """An input that a pipeline copies, with its columns reversed."""
-        return jnp.flip(x, -1)
-
-
-@dataclasses.dataclass
-class KernelMachine(Machine):
-    """The kernel.
-
-    Attributes:
-      inputs: references to them.
-      room: references to global memory for values that pass through it, in order.
-    """
-
-    inputs: Sequence[Any]
-    room: Iterator[Any]
-
-    def through_shared(self, x: Any, part: tuple[slice, ...] | None) -> Any:
-        def body(ref: Any) -> Any:
-            ref[...] = x
-            return ref[...] if part is None else ref[part]
-
-        return pl.run_scoped(body, plgpu.SMEM(x.shape, x.dtype))
-
-    def kept(self, x: Any) -> Any:
-        return x
-
-    def copied_input(self, x: Any, number: int, part: tuple[slice, ...]) -> Any:
-        return self._copied(self.inputs[number], part)
-
-    def through_global(self, x: Any, part: tuple[slice, ...]) -> Any:
-        place = next(self.room)
-
-        def body(ref: Any) -> None:
-            ref[...] = x
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(ref, place)
-            plgpu.wait_smem_to_gmem(0)
-
-        pl.run_scoped(body, plgpu.SMEM(x.shape, x.dtype))
-        return self._copied(place, part)
-
-    def updated(self, x: Any, updates: Updates, is_global: bool) -> Any:
-        def body(ref: Any) -> Any:
-            updates.of_reference(ref, x)
-            return ref[...]
-
-        return (
-            body(next(self.room))
-            if is_global
-            else pl.run_scoped(body, plgpu.SMEM(x.shape, x.dtype))
-        )
-
-    def pipelined_input(self, x: Any, number: int, rows: int, steps: int) -> Any:
-        place = next(self.room)
-        pipelined(self.inputs[number], place, rows, steps)
-        return place[...]
-
-    def _copied(self, source: Any, part: tuple[slice, ...]) -> Any:
-        shape = tuple(one.stop - one.start for one in part)
-
-        def body(ref: Any, barrier: Any) -> Any:
-            plgpu.copy_gmem_to_smem(source.at[part], ref, barrier)
-            plgpu.barrier_wait(barrier)
-            return ref[...]
-
-        return pl.run_scoped(body, plgpu.SMEM(shape, source.dtype), plgpu.Barrier())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +81,8 @@ class Program:
       room: shapes and dtypes of what passes through global memory, in order.
       copies_result: whether the result is copied to the output, not stored.
       changes: of the stored result, in the output, which is not read otherwise; or None.
+      blocks: with ``pl.pallas_call``, for each input and for the result, whether it is a block in
+        shared memory; None with ``plgpu.kernel``.
     """
 
     inputs: list[np.ndarray]
@@ -181,6 +91,7 @@ class Program:
     room: list[Any]
     copies_result: bool
     changes: Updates | None
+    blocks: list[bool] | None = None
 
     def reference(self, inputs: Sequence[Any]) -> Any:
         """The result."""
@@ -200,6 +111,7 @@ class Program:
         lines += [f"{start + i}: {text}" for i, (text, _) in enumerate(self.steps)]
         end = ", the result is copied" if self.copies_result else ""
         end += "" if self.changes is None else f", the result is changed: {self.changes}"
+        end += "" if self.blocks is None else f", pallas_call with blocks {self.blocks}"
         return f"{self.semantics.name} semantics{end}\n" + "\n".join(lines)
 
 
@@ -218,6 +130,7 @@ class Generator:
         self.steps: list[tuple[str, Step]] = []
         self.room: list[Any] = []
         self.inputs = 0
+        self.copied: set[int] = set()
 
     def program(self, length: int) -> Program:
         """A program of so many steps."""
@@ -245,7 +158,11 @@ class Generator:
         changes = None
         if not copies and last.shape != () and last.dtype != np.bool_ and choose.random() < 0.3:
             changes = make_updates(choose, last.shape, last.dtype, branches=last.exact, reads=False)
-        return Program(inputs, self.steps, semantics, self.room, copies, changes)
+        blocks = None
+        if choose.random() < 0.4:
+            blocks = [i not in self.copied and choose.random() < 0.7 for i in range(self.inputs)]
+            blocks.append(not (copies or changes) and choose.random() < 0.7)
+        return Program(inputs, self.steps, semantics, self.room, copies, changes, blocks)
 
     def input(self) -> np.ndarray:
         choose = self.choose
@@ -645,6 +562,7 @@ class Generator:
         part = self.window(own)
         if part is None:
             return
+        self.copied.add(i)
         step: Step = lambda m, pool: m.copied_input(pool[i], i, part)  # noqa: E731
         self.add(f"copy of input {i} {part}", step, i, exact=True)
 
@@ -680,6 +598,7 @@ class Generator:
         if len(own.shape) < 2:
             return
         rows, steps = self.choose.randint(1, own.shape[0]), self.choose.randint(1, 3)
+        self.copied.add(i)
         step: Step = lambda m, pool: m.pipelined_input(pool[i], i, rows, steps)  # noqa: E731
         self.add(f"pipeline of input {i}, {rows} rows, {steps} stages", step, i, exact=True)
         self.room.append(jax.ShapeDtypeStruct(own.shape, own.dtype))
@@ -708,6 +627,7 @@ def make_program(seed: int, *, length: int = 6, largest: int = 2048) -> Program:
 def make_kernel(program: Program) -> Callable[..., Any]:
     """A function of the program's inputs, which runs it as a kernel."""
     want = jax.eval_shape(lambda *given: program.reference(given), *program.inputs)
+    out = jax.ShapeDtypeStruct(want.shape, want.dtype)
 
     def kernel(*refs: Any) -> None:
         count = len(program.inputs)
@@ -729,10 +649,20 @@ def make_kernel(program: Program) -> Callable[..., Any]:
 
         pl.run_scoped(body, plgpu.SMEM(want.shape, want.dtype))
 
-    return plgpu.kernel(
+    params = plgpu.CompilerParams(lowering_semantics=program.semantics)
+    if program.blocks is None:
+        return plgpu.kernel(kernel, out_type=[out, *program.room], compiler_params=params)
+    specs = [
+        pl.BlockSpec(memory_space=plgpu.SMEM if block else plgpu.GMEM)
+        for block in (*program.blocks, *(False for _ in program.room))
+    ]
+    count = len(program.inputs)
+    return pl.pallas_call(
         kernel,
-        out_type=[jax.ShapeDtypeStruct(want.shape, want.dtype), *program.room],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=program.semantics),
+        out_shape=[out, *program.room],
+        in_specs=specs[:count],
+        out_specs=specs[count:],
+        compiler_params=params,
     )
 
 

@@ -57,7 +57,7 @@ def has_odd_rows(shape: Sequence[int], window: Sequence[int], element_bits: int)
       window: extents of the window in all of its dimensions.
       element_bits: size of an element.
     """
-    rows = [*window[-1:], *(shape[-1:] if len(shape) > 1 else ())]
+    rows = [*window[-1:], *(shape[-1:] if len(shape) > 1 else ())] or [1]
     return element_bits >= 8 and any(n * element_bits % (8 * UNIT) for n in rows)
 
 
@@ -116,7 +116,7 @@ def copy_to_global(ctx: RuleContext, shared: MemoryReference, window: MemoryRefe
 def _has_vectors(window: MemoryReference, shared: MemoryReference) -> bool:
     """Whether rows of a window have vectors of 16 bytes that can be stored at once."""
     size = shared.element_bits // 8
-    if window.window is None or window.window[-1].squeezed or size not in (1, 2, 4):
+    if not window.window or window.window[-1].squeezed or size not in (1, 2, 4):
         return False
     return not types.is_bool(shared.dtype) and shared.shape[-1] * size >= 2 * UNIT
 

@@ -13,6 +13,7 @@ from jax.extend.core import primitives
 
 from pallasite.plugin import UnsupportedError
 from pallasite.plugin import jax_internals as _jax
+from pallasite_std.batched_loops import while_each
 from pallasite_std.definitions.record import Definition
 
 
@@ -99,26 +100,14 @@ def _solved(*operands: Any, const_lengths: Any, jaxprs: Any) -> list[Any]:
 def _while_any(
     *operands: Any, cond_jaxpr: Any, body_jaxpr: Any, cond_nconsts: int, body_nconsts: int
 ) -> Sequence[Any]:
-    """A loop with conditions of their own for parts of what it carries, as ``jax.vmap`` makes them:
-    it goes on while one holds, and changes only those parts whose conditions hold."""
     condition, body = map(_jax.jaxpr_as_function, (cond_jaxpr, body_jaxpr))
     constants = operands[:cond_nconsts]
     others = operands[cond_nconsts : cond_nconsts + body_nconsts]
-    initial = operands[cond_nconsts + body_nconsts :]
-
-    def holds(carried: Sequence[Any]) -> Any:
-        return condition(*constants, *carried)[0]
-
-    def step(state: Any) -> Any:
-        proceeds, carried = state
-        kept = []
-        for new, old in zip(body(*others, *carried), carried, strict=True):
-            mask = lax.broadcast_in_dim(proceeds, old.shape, tuple(range(proceeds.ndim)))
-            kept.append(lax.select(mask, new, old))
-        return holds(kept), kept
-
-    start = holds(initial), list(initial)
-    return list(lax.while_loop(lambda state: jnp.any(state[0]), step, start)[1])
+    return while_each(
+        lambda *carried: condition(*constants, *carried)[0],
+        lambda *carried: body(*others, *carried),
+        operands[cond_nconsts + body_nconsts :],
+    )
 
 
 def _empty(*, dtype: Any, shape: Sequence[int] = (), **params: Any) -> list[Any]:
