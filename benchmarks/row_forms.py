@@ -482,7 +482,9 @@ def main() -> int:
     side_by_side.hold_option(parser)
     parser.add_argument("--ways", nargs="*", choices=tuple(row_shapes.WAYS), default=[])
     parser.add_argument(
-        "--forms", type=pathlib.Path, help="a file of --lines, whose forms are measured again"
+        "--forms",
+        type=pathlib.Path,
+        help="a file of --lines, whose forms are measured again; a line may have ways of its own",
     )
     parser.add_argument("--kinds", nargs="*", choices=sorted(set(KINDS)), help="no others")
     parser.add_argument("--places", nargs="*", choices=sorted(set(PLACES)), help="no others")
@@ -491,7 +493,8 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true", help="compile the forms, without a GPU")
     arguments = parser.parse_args()
     dice, forms = random.Random(arguments.seed), list[Form]()
-    while len(forms) < arguments.count:
+    ways = list[tuple[str, ...]]()
+    while not arguments.forms and len(forms) < arguments.count:
         form = form_of(dice)
         size = math.prod(form.shape) * np.dtype(form.dtype).itemsize / 2**20
         fits = arguments.mebibytes is None or size <= arguments.mebibytes
@@ -499,8 +502,10 @@ def main() -> int:
         if fits and kind and (not arguments.places or form.place in arguments.places):
             forms.append(form)
     if arguments.forms:
-        lines = arguments.forms.read_text().splitlines()
-        forms = [form_from(json.loads(line)["form"]) for line in lines]
+        lines = [json.loads(line) for line in arguments.forms.read_text().splitlines()]
+        forms = [form_from(line["form"]) for line in lines]
+        ways = [tuple(line.get("ways", arguments.ways)) for line in lines]
+    ways = ways or [tuple(arguments.ways)] * len(forms)
     if arguments.rehearse:
         return rehearsed(forms)
     if jax.default_backend() != "gpu":
@@ -508,7 +513,7 @@ def main() -> int:
     print(harness.machine())
     outcomes = side_by_side.prepared(
         prepare,
-        [(one, tuple(arguments.ways)) for one in forms],
+        list(zip(forms, ways, strict=True)),
         arguments.processes,
         arguments.seconds,
         arguments.hold,

@@ -210,7 +210,8 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "gradients without sums of small tiles": ((norm_kernels, "UNSUMMED", norm_kernels.GRADIENT),),
     "angles for one sequence": ((rotary, "SHARING", 1),),
     "angles for sixteen heads": ((rotary, "SHARING", 16),),
-    "no segments": ((segments, "LEAST_COLUMNS", 1 << 40),),
+    "no segments": ((segments, "FEW", 1 << 30), (segments, "MORE", 1 << 30)),
+    "largest elements without queues": ((top_k, "parts_of", _none),),
 }
 """What is changed in modules."""
 

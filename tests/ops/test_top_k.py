@@ -12,6 +12,7 @@ from ops_support import on, random
 
 import pallasite.ops
 from pallasite.errors import InvalidTypeError, InvalidValueError
+from pallasite_std.ops.rows.queues import queues_of
 
 pytestmark = pytest.mark.runs_kernels
 
@@ -64,6 +65,43 @@ def test_equal_elements_of_long_rows(columns, dtype):
     wanted, values = np.take_along_axis(x, order, 1), np.asarray(values, np.float32)
     np.testing.assert_array_equal(values, wanted)
     assert (np.signbit(values) == np.signbit(wanted)).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("columns", [4096, 3001])
+@pytest.mark.parametrize("where", ["neighbours", "columns of a lane", "anywhere"])
+def test_queues(where, columns, dtype):
+    """The largest elements are all in one part of a row, whose queue does not hold them, or not;
+    some are equal."""
+    rng = np.random.default_rng(columns)
+    x = rng.normal(size=(3, columns)).astype(np.float32)
+    step = 1024 if columns == 4096 else 128
+    few = {"neighbours": slice(8, 16), "columns of a lane": slice(5, None, step)}
+    if where in few:
+        x[:, few[where]] += 10
+        x[1, few[where]] = 12
+    x = jnp.asarray(x, dtype)
+    with on("sm_90a"):
+        values, indices = pallasite.ops.top_k(x, 8)
+    expected, places = jax.lax.top_k(x, 8)
+    np.testing.assert_array_equal(indices, places)
+    np.testing.assert_array_equal(values, expected)
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(0, 10**6), st.sampled_from([(1024, 128, 2), (96, 4, 8), (60, 4, 1), (140, 4, 1)])
+)
+def test_queues_of_parts(seed, sizes):
+    """Queues have the largest elements of each part, of equal ones the lower columns first."""
+    width, parts, vector = sizes
+    keys = np.random.default_rng(seed).integers(0, 9, width)
+    columns = np.arange(width)
+    queues = queues_of((jnp.asarray(keys), jnp.asarray(columns)), parts, vector)
+    for part in range(parts):
+        mine = columns[columns // vector % parts == part]
+        wanted = mine[np.lexsort((mine, -keys[mine]))][: len(queues)]
+        np.testing.assert_array_equal([int(one[part]) for _, one in queues], wanted)
 
 
 def test_nan_and_derivatives():

@@ -21,7 +21,7 @@ from pallasite import gpu as plgpu
 from pallasite_std.ops.rows.kernel import Chunk, Rows, row_kernel
 from pallasite_std.ops.rows.norm_body import Norm, affine
 from pallasite_std.ops.rows.segments import (
-    LEAST_GRADIENT_BYTES,
+    LEAST_GRADIENT_COLUMNS,
     MOST_PARTS,
     in_segments,
     segment_kernel,
@@ -82,7 +82,7 @@ def reductions(
 
     out_types = [jax.ShapeDtypeStruct((rows,), jnp.float32)] * norm.moments
     name = f"{norm.name}_gradient_rows"
-    if in_segments((rows, columns), multiprocessors, size_of(dtype), LEAST_GRADIENT_BYTES):
+    if in_segments((rows, columns), multiprocessors, size_of(dtype), LEAST_GRADIENT_COLUMNS):
         kernel = segment_kernel(of_segment, rows, columns, norm.moments, name)
 
         def run(*operands: jax.Array) -> list[jax.Array]:

@@ -38,7 +38,11 @@ from pallasite_std.ops.rows.arguments import (
 from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.column_sums import column_sums
 from pallasite_std.ops.rows.norm_body import Norm
-from pallasite_std.ops.rows.segments import LEAST_GRADIENT_BYTES, in_segments
+from pallasite_std.ops.rows.segments import (
+    LEAST_GRADIENT_COLUMNS,
+    LEAST_QUANTIZED,
+    in_segments,
+)
 from pallasite_std.ops.rows.turned import Turned
 from pallasite_std.ops.rows.turned_operands import (
     TurnedOperands,
@@ -186,7 +190,8 @@ def _run_rows(
     operands = [as_rows(residual)] if norm.residual else []
     operands += [one for one in (weight, bias) if one is not None]
     here, dtype = machine(), np.dtype(x.dtype)
-    if in_segments(rows.shape, here[0], dtype.itemsize):
+    least = None if norm.quantized is None else LEAST_QUANTIZED
+    if in_segments(rows.shape, here[0], dtype.itemsize, least):
         out, *rest = norm_segments.forward(norm, *rows.shape, dtype)(rows, *operands)
         rest = rest if saves else rest[: len(rest) - norm.moments]
     else:
@@ -347,7 +352,7 @@ def _gradients(norm: Norm, x: Any, moments: Any, weight: Any, bias: Any, cotange
         d_x, *whole = beside(rows, d_out, *d_sum, *moments, *vectors)
         d_weight = None if weight is None else whole.pop(0)
         return d_x.reshape(x.shape), d_weight, None if bias is None else whole.pop(0)
-    few = in_segments(rows.shape, here[0], rows.dtype.itemsize, LEAST_GRADIENT_BYTES)
+    few = in_segments(rows.shape, here[0], rows.dtype.itemsize, LEAST_GRADIENT_COLUMNS)
     if not few and norm_kernels.keeps_rows(norm, count, columns, np.dtype(x.dtype), *here):
         kernel = norm_kernels.backward(norm, *rows.shape, np.dtype(x.dtype), *here)
         d_x, *rest = kernel(rows, d_out, *d_sum, *moments, *vectors)

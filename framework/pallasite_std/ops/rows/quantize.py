@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -98,19 +99,24 @@ def quantize(x: jax.Array, dtype: Any, *, group: int | None = None) -> tuple[jax
     return values.reshape(x.shape), scales.reshape(shape)
 
 
+def _grouped(problem: Turned, width: int) -> Turned:
+    """A problem of which ``width`` columns have a scale."""
+    return problem if width == problem.columns else dataclasses.replace(problem, group=width)
+
+
 def _of_turned(kind: np.dtype[Any], problem: Turned, width: int) -> Callable[..., Any]:
     """The function of a matrix as it lies, of which ``width`` columns have a scale."""
+    grouped = _grouped(problem, width)
 
     def run(x: Any) -> tuple[Any, ...]:
-        kernel = None
-        if width == problem.columns:
-            kernel = _turned_kernel(kind, problem, np.dtype(x.dtype), *machine())
+        kernel = _turned_kernel(kind, grouped, np.dtype(x.dtype), *machine())
         if kernel is not None:
             return kernel(x)
         # XLA reads what it has to transpose as it lies.
-        wide = in_rows(problem, [x])[0].reshape(-1, width).astype(jnp.float32)
-        scale, inverse = row_scale(jnp.max(abs(wide), axis=1), kind)
-        return quantized_values(wide * inverse[:, None], kind), scale
+        wide = x.reshape(problem.batch, -1, width, problem.rows).astype(jnp.float32)
+        scale, inverse = row_scale(jnp.max(abs(wide), axis=2), kind)
+        values = quantized_values(wide * inverse[:, :, None], kind)
+        return in_rows(problem, [values.reshape(x.shape)])[0], jnp.swapaxes(scale, 1, 2)
 
     def run_rows(x: Any) -> tuple[Any, ...]:
         return _run(kind, in_rows(problem, [x])[0].reshape(-1, width))
@@ -135,7 +141,10 @@ def _turned_kernel(
     shared_memory: int,
 ) -> Callable[..., tuple[jax.Array, ...]] | None:
     """The kernel for a matrix as it lies across its rows; None if it does not suit."""
-    types = _out_types(kind, problem.batch * problem.rows, problem.columns)
+    rows, groups = problem.batch * problem.rows, problem.columns // (problem.group or 1)
+    types = _out_types(kind, rows, problem.columns)
+    if problem.group is not None:
+        types[1] = jax.ShapeDtypeStruct((rows, groups), jnp.float32)
     given = problem, [dtype], types, "quantize", 1, multiprocessors, shared_memory
     return turned_row_kernel(functools.partial(_quotients, kind), *given)
 
@@ -293,16 +302,18 @@ def dequantize(values: jax.Array, scales: jax.Array, dtype: Any = jnp.bfloat16) 
 
 def _dequantized_turned(out: np.dtype[Any], problem: Turned, width: int) -> Callable[..., Any]:
     """The function of values as they lie, and scales, each of ``width`` columns."""
+    grouped, groups = _grouped(problem, width), problem.columns // width
 
     def run(values: Any, scales: Any) -> Any:
-        kernel = None
-        if width == problem.columns:
-            kernel = _turned_dequantization(out, problem, np.dtype(values.dtype))
+        kernel = _turned_dequantization(out, grouped, np.dtype(values.dtype))
         if kernel is not None:
-            return kernel(values, scales)[0]
+            of_rows = scales if grouped.group is None else scales.reshape(-1, groups)
+            return kernel(values, of_rows)[0]
         # XLA reads what it has to transpose as it lies.
-        wide = in_rows(problem, [values])[0].reshape(-1, width).astype(jnp.float32)
-        return (wide * scales[:, None]).astype(out).reshape(-1, problem.columns)
+        wide = values.reshape(problem.batch, groups, width, problem.rows).astype(jnp.float32)
+        factors = jnp.swapaxes(scales.reshape(problem.batch, problem.rows, groups), 1, 2)
+        found = (wide * factors[:, :, None]).astype(out)
+        return in_rows(problem, [found.reshape(values.shape)])[0]
 
     def run_rows(values: Any, scales: Any) -> Any:
         rows = in_rows(problem, [values])[0].reshape(-1, width)

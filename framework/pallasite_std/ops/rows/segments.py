@@ -17,17 +17,21 @@ from pallasite_std.ops.rows.tiling import LANES, RowTiling
 WIDTH = 32 * LANES
 """Columns of a segment: of two matrices, registers have room for what several blocks read."""
 
-LEAST_COLUMNS = 1 << 15
-"""For shorter rows one multiprocessor may take less than two more kernels cost: 13 rows of 38736
-took 0.25 to 0.94 of the time so on an H200."""
+LEAST_COLUMNS, LEAST_GRADIENT_COLUMNS = 1 << 14, 1 << 13
+"""Shorter rows take one multiprocessor less than a second kernel costs. On an H200, norms of 8 rows
+of 65536 in bfloat16 took 2.6 us by two kernels, of 4 rows of 28672 4.1 by one; gradients of 4 rows
+of 65536 4.1, and of 26534 in float32 5.9."""
+
+LEAST_QUANTIZED = 1 << 15
+"""The same for quantised norms, which take a third kernel: 4.1 us with 2 rows of 55869."""
 
 LEAST_REDUCED = 1 << 14
 """The same for losses, whose rows are not read again: 20 to 40 rows of 20000 took 0.67 and 0.74 of
 the time."""
 
-LEAST_BYTES, LEAST_GRADIENT_BYTES = 256 << 10, 288 << 10
-"""Bytes of more rows from which on blocks share them: norms of 24 rows of 65536 in float32 took
-0.66 of the time, their gradients 1.07; of 40 rows of 152064 in bfloat16 0.72 and 0.85."""
+LEAST_BYTES = 64 << 10
+"""Bytes of more rows from which on blocks share them: 20 rows of 47006 in float32 took 8.4 us by a
+block each, 28 of 37417 in bfloat16 8.8."""
 
 MOST_PARTS = 256
 """Of a row, which each block of the next kernel combines by itself: a kernel between them takes as
@@ -39,7 +43,7 @@ ones, those for which a third does."""
 
 
 def in_segments(
-    shape: Sequence[int], multiprocessors: int, size: int, least: int = LEAST_BYTES
+    shape: Sequence[int], multiprocessors: int, size: int, least: int | None = None
 ) -> bool:
     """Whether blocks are to share the rows of a matrix, which are few and long.
 
@@ -47,12 +51,14 @@ def in_segments(
       shape: of the matrix.
       multiprocessors: of the machine.
       size: of an element, in bytes.
-      least: bytes of rows of which more than a few are shared.
+      least: columns of a few rows that are shared, by default :data:`LEAST_COLUMNS`.
     """
     rows, columns = shape
+    if columns < (LEAST_COLUMNS if least is None else least):
+        return False
     if FEW * rows <= multiprocessors:
-        return columns >= LEAST_COLUMNS
-    return MORE * rows <= multiprocessors and columns * size >= least
+        return True
+    return MORE * rows <= multiprocessors and columns * size >= LEAST_BYTES
 
 
 def reduced_in_segments(shape: Sequence[int], multiprocessors: int) -> bool:

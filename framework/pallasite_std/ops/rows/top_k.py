@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
 
 from pallasite import gpu as plgpu
 from pallasite.plugin import InvalidValueError
@@ -18,7 +19,14 @@ from pallasite_std.ops.arguments import in_32_bits, matched, zeros
 from pallasite_std.ops.rows.arguments import as_rows, float_array
 from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.kernel import Chunk, Exchange, Rows, row_kernel, threads_of
-from pallasite_std.ops.rows.tiling import LANES, Registers, row_tiling, size_of
+from pallasite_std.ops.rows.queues import Element, parts_of, queues_of
+from pallasite_std.ops.rows.tiling import (
+    LANES,
+    VECTOR_BYTES,
+    Registers,
+    row_tiling,
+    size_of,
+)
 
 _SEGMENT = 64 * LANES
 """Columns of a row that registers do not hold are divided into segments of so many, at most."""
@@ -86,8 +94,8 @@ def _of_rows(k: int, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     if row_tiling(count, columns, size_of(dtype), Registers()).resident:
         values, indices = _kernel(k, count, columns, dtype)(rows)
         return values, indices
-    vector = 16 // dtype.itemsize
-    width = -(-columns // -(-columns // _SEGMENT) // vector) * vector
+    unit = LANES * VECTOR_BYTES // dtype.itemsize
+    width = -(-columns // -(-columns // _SEGMENT) // unit) * unit
     segments = -(-columns // width)
     if segments * k > _MOST_CANDIDATES or k > width:
         values, indices = _by_passes(k, count, columns, dtype)(rows)
@@ -127,51 +135,113 @@ def _kernel(
     width = columns if width is None else width
     tiling = row_tiling(rows * segments, width, size_of(dtype), Registers())
     packed = dtype.itemsize == 2
-    exchanges, exchanged = (k, jnp.uint32) if packed else (2 * k, jnp.int32)
+    # Of queues, and one by one; and whether queues lack something.
+    each, vector = 1 if packed else 2, VECTOR_BYTES // dtype.itemsize
+    exchanges = 2 * each * k + 1
 
     def search(block: Rows, x: Any, first: Any, values: Any, indices: Any, exists: Any) -> None:
         """Of columns from ``first`` on, those before ``exists`` left out."""
-        places = block.resident.columns()
-        keys = _keys(x[block.place, pl.ds(block.resident.first, block.resident.width)])
-        taken = _BELOW if packed else _TAKEN
-        if packed:  # Elements are told apart by their columns, of which the lowest is the largest.
-            keys = lax.shift_left(keys, _like(keys, _PLACES)) | (_like(keys, _PLACE) - places)
-        if exists is not None:
-            keys = jnp.where(places >= exists, keys, taken)
+        resident, none = block.resident, _BELOW if packed else _TAKEN
 
         def put(number: Any, best: Any, place: Any) -> None:
             value = block.elements(x, place)
             if exists is not None:
-                value = jnp.where(best == taken, -jnp.inf, value)
+                value = jnp.where(best == none, -jnp.inf, value)
             block.store(values.at[:, number], value)
             block.store(indices.at[:, number], place + first)
 
-        def next_smaller(number: Any, best: Any) -> Any:
+        def keys_of(elements: Any, places: Any, there: Any = None) -> Any:
+            keys = _keys(elements)
+            if packed:  # Of equal elements that of the lowest column is the largest.
+                keys = lax.shift_left(keys, _like(keys, _PLACES)) | (_like(keys, _PLACE) - places)
+            if exists is not None:
+                before = places >= exists
+                there = before if there is None else there & before
+            return keys if there is None else jnp.where(there, keys, none)
+
+        def held() -> tuple[Any, Any]:
+            places = resident.columns()
+            return keys_of(x[block.place, pl.ds(resident.first, resident.width)], places), places
+
+        def one_by_one(slot: int) -> None:
+            keys, places = held()
+            if packed:
+                shape = () if block.tiling.height == 1 else (block.tiling.height,)
+                step = functools.partial(next_smaller, slot, keys)
+                lax.fori_loop(0, k, step, jnp.full(shape, _ABOVE, jnp.int32))
+            else:
+                lax.fori_loop(0, k, functools.partial(take, slot, places), keys)
+
+        def next_smaller(slot: int, keys: Any, number: Any, best: Any) -> Any:
             """The largest key below one: as unsigned numbers, negative differences to that are
             larger than the others, and no difference overflows."""
-            block.use_slots(number)
-            apart = keys - block.spread(best, block.resident)
-            apart = lax.bitcast_convert_type(apart, jnp.uint32)
+            block.use_slots(slot + number)
+            # With the sign turned, unsigned numbers are in the order of others.
+            apart = keys - block.spread(best ^ _TAKEN, resident)
             (nearest,) = block.reduce(lambda chunk: (apart,), "max")
-            nearest = lax.bitcast_convert_type(nearest, jnp.int32)
+            nearest = nearest ^ _TAKEN
             best = best + lax.min(nearest, jnp.zeros_like(nearest))
             put(number, best, _PLACE - (best & _PLACE))
             return best
 
-        def take(number: Any, keys: Any) -> Any:
-            block.use_slots(2 * number)
+        def take(slot: int, places: Any, number: Any, keys: Any) -> Any:
+            block.use_slots(slot + 2 * number)
             (best,) = block.reduce(lambda chunk: (keys,), "max")
-            same = keys == block.spread(best, block.resident)
+            same = keys == block.spread(best, resident)
             (place,) = block.reduce(lambda chunk: (jnp.where(same, -places, _TAKEN),), "max")
             place = -lax.max(place, jnp.full_like(place, 1 - width))
             put(number, best, place)
-            return jnp.where(places == block.spread(place, block.resident), _TAKEN, keys)
+            return jnp.where(places == block.spread(place, resident), _TAKEN, keys)
 
-        if packed:
-            shape = () if block.tiling.height == 1 else (block.tiling.height,)
-            lax.fori_loop(0, k, next_smaller, jnp.full(shape, _ABOVE, jnp.int32))
+        def from_queues(elements: Element, parts: int, vector: int) -> Any:
+            """Whether a queue may have lacked something."""
+
+            def step(number: Any, carry: Any) -> Any:
+                *queue, taken = carry
+                block.use_slots(each * number)
+                keys, *columns = queue[0]
+                (best,) = block.reduce(lambda chunk: (keys,), "max")
+                won = keys == best
+                if packed:
+                    place = _PLACE - (best & _PLACE)
+                else:
+                    lower = jnp.where(won, -columns[0], _TAKEN)
+                    (place,) = block.reduce(lambda chunk: (lower,), "max")
+                    place = -lax.max(place, jnp.full_like(place, 1 - width))
+                    won = won & (columns[0] == place)
+                put(number, best, place)
+                behind = [*queue[1:], tuple(jnp.full_like(one, none) for one in queue[0])]
+                moved = [
+                    tuple(jnp.where(won, two, one) for one, two in zip(*both, strict=True))
+                    for both in zip(queue, behind, strict=True)
+                ]
+                return *moved, taken + won.astype(jnp.int32)
+
+            queue = queues_of(elements, parts, vector)
+            *_, taken = lax.fori_loop(0, k, step, (*queue, jnp.zeros((parts,), jnp.int32)))
+            block.use_slots(each * k)
+            (most,) = block.reduce(lambda chunk: (taken,), "max")
+            return most >= len(queue)
+
+        parts = parts_of(resident.width, k, LANES) if block.tiling.height == 1 else None
+        run = vector if columns % vector == 0 else 1
+        size = 1 if parts is None else parts * run
+        padded = -(-resident.width // size) * size
+        along = padded > resident.width  # Rows are read with what follows them in memory.
+        if parts is None or (along and segments > 1):
+            one_by_one(0)
+            return
+        if not along:
+            keys, places = held()
         else:
-            lax.fori_loop(0, k, take, keys)
+            begin = block.first * columns + resident.first
+            begin = pl.multiple_of(begin, vector) if run > 1 else begin
+            window = x.reshape(rows * columns).at[pl.ds(begin, padded)]
+            within = lax.broadcasted_iota(jnp.int32, (padded,), 0)
+            there, places = within < resident.width, within + resident.first
+            keys = keys_of(pltriton.load(window, mask=there, other=0), places, there)
+        failed = from_queues((keys,) if packed else (keys, places), parts, run)
+        pl.when(failed)(lambda: one_by_one(each * k + 1))
 
     def over_segments(x: Any, values: Any, indices: Any, **scratch: Any) -> None:
         row, segment = lax.axis_index("row"), lax.axis_index("segment")
@@ -180,7 +250,6 @@ def _kernel(
         block = Rows(tiling, row, thread, exchange)
         first = lax.min(segment * width, columns - width)
         exists = segment * width - first if columns % width else None
-        vector = 16 // dtype.itemsize
         if columns % vector == 0:
             first = pl.multiple_of(first, vector)
         mine = pl.ds(segment * k, k)
@@ -196,14 +265,14 @@ def _kernel(
         def body(block: Rows, x: Any, values: Any, indices: Any) -> None:
             search(block, x, 0, values, indices, None)
 
-        return row_kernel(body, rows, tiling, out_types, "top_k", exchanges, exchanged=exchanged)
+        return row_kernel(body, rows, tiling, out_types, "top_k", exchanges, exchanged=jnp.int32)
     kernel: Callable[..., Any] = plgpu.kernel(
         over_segments,
         out_type=tuple(out_types),
         grid=(rows, segments),
         grid_names=("row", "segment"),
         kernel_name="top_k",
-        **threads_of(tiling, exchanges, exchanged),
+        **threads_of(tiling, exchanges, jnp.int32),
     )
     return kernel
 
