@@ -1,11 +1,14 @@
 """Many products at once: ``jax.vmap`` of ``ops.matmul`` against XLA and PyTorch.
 
-Numbers of products and extents are drawn by ``--seed``. The kernel for all products is also
-compared with the kernel for one of them that has a further grid dimension, and with its own best
-configurations by the estimate (``--kinds``). ``gemm_times.py`` says how it is timed; every result
-is compared with one in float32 first.
+Numbers of products and extents are drawn by ``--seed``, for each of the ``--forms``: where operands
+and results have the dimension of the products, or gradients. The kernel for all products is also
+compared with the kernel for one of them that has a further grid dimension, with copies of the
+operands to matrices that lie one after the other (of gradients, with a gradient for each product
+that are added up), and with its own best configurations by the estimate (``--kinds``).
+``gemm_times.py`` says how it is timed; every result is compared with one in float32 first.
 
     python benchmarks/batched.py --seed 1 --count 20 --json batched.json
+    python benchmarks/batched.py --seed 1 --count 20 --forms rows heads weights
 """
 
 from __future__ import annotations
@@ -40,10 +43,101 @@ Shape = tuple[int, int, int, int]
 """How many products, and the extents of each."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Dimensions of a product, in their order: z of all products, m, n and k.
+
+    Attributes:
+      a, b, out: of the operands and the result.
+      gradients: of which operands gradients are computed instead, given that of the result.
+    """
+
+    a: str
+    b: str
+    out: str
+    gradients: str = ""
+
+    def function(self, product: Callable[..., Any]) -> Callable[..., Any]:
+        """What is measured, of a product of matrices with ``transpose_a`` and ``transpose_b``."""
+        one = functools.partial(
+            product,
+            transpose_a=self.a.index("k") < self.a.index("m"),
+            transpose_b=self.b.index("n") < self.b.index("k"),
+        )
+        axes = tuple(x.index("z") if "z" in x else None for x in (self.a, self.b))
+        every = jax.vmap(lambda a, b: one(a, b), axes, self.out.index("z"))
+
+        def gradients(a: Any, b: Any, out: Any) -> Any:
+            of_a, of_b = jax.vjp(every, a, b)[1](out)
+            return [x for name, x in (("a", of_a), ("b", of_b)) if name in self.gradients]
+
+        return gradients if self.gradients else lambda a, b: [every(a, b)]
+
+    def sums(self, multiply: Callable[..., Any], *given: Any) -> list[Any]:
+        """The same by a function such as ``jnp.einsum``."""
+        a, b, *out = given
+        if not self.gradients:
+            return [multiply(f"{self.a},{self.b}->{self.out}", a, b)]
+        return [
+            multiply(f"{self.out},{self.b}->{self.a}", *out, b)
+            if name == "a"
+            else multiply(f"{self.out},{self.a}->{self.b}", *out, a)
+            for name in self.gradients
+        ]
+
+    def shapes(self, shape: Shape) -> list[tuple[int, ...]]:
+        """Of the operands."""
+        sizes = dict(zip("zmnk", shape, strict=True))
+        names = (self.a, self.b, self.out) if self.gradients else (self.a, self.b)
+        return [tuple(sizes[one] for one in each) for each in names]
+
+    def with_copies(self, *given: Any) -> Any:
+        """With matrices that are first brought into an order one after the other."""
+        names = self.a, self.b, self.out
+        first = [jnp.moveaxis(x, n.index("z"), 0) for x, n in zip(given, names, strict=False)]
+        first = jax.lax.optimization_barrier(first)
+        front = [x if "z" not in x else "z" + x.replace("z", "") for x in names]
+        plain = Form(*front, self.gradients).function(matmul)(*first)
+        results = self.gradients or ["out"]
+        order = {"a": self.a, "b": self.b, "out": self.out}
+        plain = jax.lax.optimization_barrier(plain)
+        return [
+            jnp.moveaxis(x, 0, order[n].index("z")) for x, n in zip(plain, results, strict=True)
+        ]
+
+    def added_up(self, a: Any, b: Any, out: Any) -> Any:
+        """The gradient of operands that all products share, as a sum of one for each product."""
+        each = Form(self.a, "z" + self.b, self.out, self.gradients)
+        many = jnp.broadcast_to(b, (a.shape[self.a.index("z")], *b.shape))
+        return [x.sum(0) for x in each.function(matmul)(a, many, out)]
+
+
+FORMS = {
+    "plain": Form("zmk", "zkn", "zmn"),
+    "rows": Form("mzk", "kzn", "zmn"),
+    "rows, all": Form("mzk", "kzn", "mzn"),
+    "left rows": Form("mzk", "zkn", "zmn"),
+    "heads": Form("mzk", "nzk", "zmn"),
+    "values": Form("zmk", "kzn", "mzn"),
+    "turned": Form("kzm", "kzn", "zmn"),
+    "shared, rows": Form("mzk", "kn", "mzn"),
+    "shared left": Form("mk", "kzn", "mzn"),
+    "shared left, first": Form("mk", "zkn", "zmn"),
+    "weights": Form("zmk", "kn", "zmn", "b"),
+    "weights, rows": Form("mzk", "kn", "mzn", "b"),
+    "gradients": Form("mzk", "kzn", "mzn", "ab"),
+}
+"""By name."""
+
+Item = tuple[str, Shape]
+"""The name of a form and a shape."""
+
+
 @dataclasses.dataclass
 class Measured:
     """Median microseconds of all ways, by name."""
 
+    form: str
     shape: Shape
     times: dict[str, float]
     failed: dict[str, str]
@@ -88,47 +182,62 @@ def describe(config: MatmulConfig) -> str:
     return found + ", transposed" * config.swap + ", turns" * config.alternate
 
 
-def each_in_the_grid(a: Any, b: Any) -> Any:
+def each_in_the_grid(form: Form, *given: Any) -> Any:
     """The kernel for one product, with a further grid dimension."""
     with_rule = batched._config
     batched._config = lambda *_: None  # type: ignore[assignment]
     try:
-        return jax.vmap(lambda a, b: matmul(a, b))(a, b)
+        return form.function(matmul)(*given)
     finally:
         batched._config = with_rule
 
 
-def ready(shape: Shape, count: int) -> Callable[[], Measured]:
+def by_xla(a: Any, b: Any, *, transpose_a: bool, transpose_b: bool) -> Any:
+    """A product of matrices."""
+    return jnp.matmul(a.T if transpose_a else a, b.T if transpose_b else b)
+
+
+def ready(item: Item, count: int) -> Callable[[], Measured]:
     """Compiles all programs but XLA's; returns what measures them."""
     if operands.torch_is_there() and jax.default_backend() == "gpu":
         importlib.import_module("torch")  # before CUPTI comes into the process
-    size, m, n, k = shape
-    bf16 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
-    given = bf16((size, m, k)), bf16((size, k, n))
+    name, shape = item
+    form = FORMS[name]
+    _, m, n, k = shape
+    given = [jax.ShapeDtypeStruct(one, jnp.bfloat16) for one in form.shapes(shape)]
     programs: dict[str, Any] = {}
     failed: dict[str, str] = {}
-    ways: dict[str, Callable[..., Any]] = {
-        "as chosen": jax.vmap(lambda a, b: matmul(a, b)),
-        "each in the grid": each_in_the_grid,
-    }
-    for name, config in kinds(shape, count).items():
-        ways[name] = jax.vmap(functools.partial(matmul, config=config))
-    for name, function in ways.items():
+    ways: dict[str, Callable[..., Any]] = {"as chosen": form.function(matmul)}
+    if form == FORMS["plain"]:
+        ways["each in the grid"] = functools.partial(each_in_the_grid, form)
+    elif "z" in form.a and "z" in form.b:
+        ways["with copies"] = form.with_copies
+    elif form.gradients == "b":
+        ways["added up"] = form.added_up
+    for kind, config in kinds(shape, count).items():
+        ways[kind] = form.function(functools.partial(matmul, config=config))
+    for way, function in ways.items():
         try:
-            programs[name] = jax.jit(function).lower(*given).compile()
+            programs[way] = jax.jit(function).lower(*given).compile()
         except Exception as error:
-            failed[name] = str(error)[:300]
+            failed[way] = str(error)[:300]
 
     def drawn(key: Any) -> Any:
-        keys = jax.random.split(key)
+        keys = jax.random.split(key, len(given))
         return [jax.random.normal(i, x.shape, x.dtype) for i, x in zip(keys, given, strict=True)]
 
-    def error(a: Any, b: Any, got: Any) -> Any:
-        wanted = jnp.matmul(a, b, preferred_element_type=jnp.float32)
-        return jnp.linalg.norm(got.astype(jnp.float32) - wanted) / jnp.linalg.norm(wanted)
+    def error(given: Any, results: Any) -> Any:
+        wide = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+        errors = [
+            jnp.linalg.norm((got.astype(jnp.float32) - wanted).ravel())
+            / jnp.linalg.norm(wanted.ravel())
+            for got, wanted in zip(results, form.sums(wide, *given), strict=True)
+        ]
+        return jnp.stack(errors).max()
 
     options = timing.reference_options()
-    error_of = jax.jit(error, **options).lower(*given, bf16((size, m, n))).compile()
+    results = jax.eval_shape(form.function(by_xla), *given)
+    error_of = jax.jit(error, **options).lower(given, results).compile()
     drawn_by = jax.jit(drawn).lower(jax.random.key(0)).compile()
     between = jax.ShapeDtypeStruct((gemm_times.READ_BETWEEN,), jnp.float32)
     clear = jax.jit(gemm_times.read).lower(between).compile()
@@ -136,62 +245,74 @@ def ready(shape: Shape, count: int) -> Callable[[], Measured]:
     def measured() -> Measured:
         from jax.experimental.mosaic.gpu import profiler
 
-        programs["XLA"] = jax.jit(jnp.matmul).lower(*given).compile()
-        a, b = drawn_by(jax.random.key(m + n))
+        programs["XLA"] = jax.jit(form.function(by_xla)).lower(*given).compile()
+        arrays = drawn_by(jax.random.key(m + n))
         large = jnp.zeros(between.shape, between.dtype)
-        for name, program in list(programs.items()):
-            worst = float(error_of(a, b, program(a, b)))
+        for way, program in list(programs.items()):
+            worst = float(error_of(arrays, program(*arrays)))
             if not worst < LARGEST_ERROR:
-                raise ValueError(f"wrong result of {name}, relative error {worst}")
+                raise ValueError(f"wrong result of {way}, relative error {worst}")
         timer = timing.CuptiTimer(profiler.mosaic_gpu_lib._mosaic_gpu_ext)
         calls: dict[Any, Callable[[], Any]] = {
-            name: lambda run=run: run(a, b) for name, run in programs.items()
+            way: lambda run=run: run(*arrays) for way, run in programs.items()
         }
         contenders = [gemm_times.Contenders("jax", lambda: clear(large), calls)]
         if operands.torch_is_there():
-            contenders.append(_by_torch(a, b))
+            contenders.append(_by_torch(form, arrays))
         found, _ = gemm_times.in_random_order(timer, contenders, m + n + k)
-        times = {name: statistics.median(each) for name, each in found.items()}
-        return Measured(shape, times, failed)
+        times = {way: statistics.median(each) for way, each in found.items()}
+        return Measured(name, shape, times, failed)
 
     return measured
 
 
-def _by_torch(left: Any, right: Any) -> gemm_times.Contenders:
+def _by_torch(form: Form, arrays: Sequence[Any]) -> gemm_times.Contenders:
     import torch
 
-    a, b = operands.to_torch(left, right)
+    given = operands.to_torch(*arrays)
     large = torch.zeros(gemm_times.READ_BETWEEN, device="cuda")
-    torch.bmm(a, b)
-    calls: dict[Any, Callable[[], Any]] = {"PyTorch": lambda: torch.bmm(a, b)}
-    return gemm_times.Contenders("torch", lambda: gemm_times.read(large), calls)
+
+    def run() -> Any:
+        return [one.contiguous() for one in form.sums(torch.einsum, *given)]
+
+    run()
+    return gemm_times.Contenders("torch", lambda: gemm_times.read(large), {"PyTorch": run})
 
 
-def show(shape: Shape, row: Measured) -> str:
-    """A line about a shape."""
+def show(item: Item, row: Measured) -> str:
+    """A line about a form and a shape."""
+    form, shape = item
     times = ", ".join(f"{name} {time:.1f}" for name, time in row.times.items())
-    return f"{'x'.join(map(str, shape))}: {times}; {row.ratio:.3f} {row.failed or ''}"
+    return f"{form} {'x'.join(map(str, shape))}: {times}; {row.ratio:.3f} {row.failed or ''}"
 
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints and writes JSON; 1 if a shape failed."""
     parser = side_by_side.parser(__doc__.splitlines()[0], count=20, seconds=90.0, processes=4)
     side_by_side.hold_option(parser)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=["plain"])
+    parser.add_argument("--shapes", nargs="*", help="such as 64x376x104x128, before those drawn")
     parser.add_argument("--kinds", type=int, default=0, help="of tiles, measured as well")
     arguments = parser.parse_args(argv)
     print(harness.machine(), flush=True)
+    shapes: list[Any] = [tuple(map(int, one.split("x"))) for one in arguments.shapes or ()]
+    shapes += draw(arguments.seed, arguments.count)
     outcomes = side_by_side.prepared(
         functools.partial(ready, count=arguments.kinds),
-        draw(arguments.seed, arguments.count),
+        [(form, shape) for shape in shapes for form in arguments.forms],
         arguments.processes,
         arguments.seconds,
         arguments.hold,
     )
     rows, failed = side_by_side.collected(outcomes, str, show)
-    with contextlib.suppress(ValueError):
-        mean = harness.geometric_mean([row.ratio for row in rows])
-        below = sum(row.ratio < 0.97 for row in rows)
-        print(f"the faster rival over ours: {mean:.3f} of {len(rows)}, {below} below 0.97")
+    for form in arguments.forms:
+        ratios = [row.ratio for row in rows if row.form == form]
+        with contextlib.suppress(ValueError):
+            mean, below = harness.geometric_mean(ratios), sum(one < 0.97 for one in ratios)
+            print(
+                f"{form}: the faster rival over ours: {mean:.3f} of {len(ratios)}, "
+                f"{below} below 0.97, lowest {min(ratios):.3f}"
+            )
     harness.write_json(arguments.json, "batched", [dataclasses.asdict(row) for row in rows])
     return 1 if failed else 0
 

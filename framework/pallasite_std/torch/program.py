@@ -30,6 +30,7 @@ _CALLS = {
     "closed_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "matmul": "jaxpr",
 }
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.activations import check_activation
+from pallasite_std.ops.activations import CapturingActivation, captured_values
 from pallasite_std.ops.arguments import (
     as_array,
     check_config,
@@ -80,8 +80,9 @@ def matmul_call(
     accumulator = dtype_of(accumulator, "accumulator")
     check_dtypes(a.dtype, b.dtype, accumulator)
     out_dtype = dtype_of(_result_dtype(a.dtype) if out_dtype is None else out_dtype, "out_dtype")
-    if activation is not None:
-        check_activation(activation)
+    captured = () if activation is None else captured_values(activation)
+    if captured:
+        activation = CapturingActivation(activation, captured)
     call = MatmulCall(
         problem=MatmulProblem(
             m=m,
@@ -100,6 +101,7 @@ def matmul_call(
             bias=bias is not None,
             residual=residual is not None,
             activation=activation,
+            captured=len(captured),
         ),
         config=config,
     )
@@ -116,7 +118,7 @@ def matmul_call(
     return (
         call,
         (a, b),
-        tuple(x for x in (row_scale, column_scale, bias, residual) if x is not None),
+        tuple(x for x in (row_scale, column_scale, bias, *captured, residual) if x is not None),
     )
 
 

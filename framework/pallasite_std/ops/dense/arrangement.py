@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -105,7 +105,7 @@ def run_product(
     """
     sizes = dims.sizes(*(one.shape for one in operands))
     if 0 in sizes.values():
-        sums = zeros(tuple(sizes[one] for one in dims.out), jnp.float32, *operands)
+        sums = zeros(tuple(sizes[one] for one in dims.sums), jnp.float32, *operands)
         return with_epilogue(call, dims, sums, operands[2:])
     wanted = dims.out
     both = set(dims.a) & set(dims.b)
@@ -215,18 +215,28 @@ def _repeated(
     )
 
 
+def spread(array: jax.Array, labels: Labels, out: Labels, shape: Sequence[int]) -> jax.Array:
+    """An array repeated along the dimensions of a result that it does not have."""
+    if labels == out:
+        return array
+    return lax.broadcast_in_dim(array, shape, [out.index(one) for one in labels])
+
+
 def with_epilogue(
     call: MatmulCall, dims: Dimensions, sums: jax.Array, extras: Sequence[jax.Array]
 ) -> jax.Array:
     """The result of a product from its sums, by functions of whole arrays."""
     epilogue, remaining = call.epilogue, iter(zip(extras, dims.extras, strict=True))
+    sizes: dict[int, int] = {}
+    for array, labels in ((sums, dims.sums), *zip(extras, dims.extras, strict=True)):
+        sizes.update(zip(labels, array.shape, strict=True))
+    shape = [sizes[one] for one in dims.out]
 
     def following() -> jax.Array:
         array, labels = next(remaining)
-        places = [dims.out.index(one) for one in labels]
-        return lax.broadcast_in_dim(array.astype(jnp.float32), sums.shape, places)
+        return spread(array.astype(jnp.float32), labels, dims.out, shape)
 
-    values = sums.astype(jnp.float32)
+    values = spread(sums.astype(jnp.float32), dims.sums, dims.out, shape)
     if epilogue.row_scale != "none":
         values = values * following()
     if epilogue.column_scale != "none":
@@ -234,7 +244,34 @@ def with_epilogue(
     if epilogue.bias:
         values = values + following()
     if epilogue.activation is not None:
-        values = epilogue.activation(values)
+        captured = [next(remaining) for _ in range(epilogue.captured)]
+        values = _activated(epilogue.activation, values, dims.out, captured)
     if epilogue.residual:
         values = values + following()
     return values.astype(call.problem.out_dtype)
+
+
+def _activated(
+    activation: Callable[..., Any],
+    values: jax.Array,
+    labels: Labels,
+    captured: Sequence[tuple[jax.Array, Labels]],
+) -> jax.Array:
+    """An activation of values, whose further arguments are numbers for each batch dimension."""
+    batch = next((one for one in labels if any(one in own for _, own in captured)), None)
+    if batch is None:
+        return activation(values, *(array for array, _ in captured))
+
+    def places(own: Labels) -> int | None:
+        return own.index(batch) if batch in own else None
+
+    def without(own: Labels) -> Labels:
+        return tuple(one for one in own if one != batch)
+
+    def inner(values: jax.Array, *arrays: jax.Array) -> jax.Array:
+        rest = [(x, without(own)) for x, (_, own) in zip(arrays, captured, strict=True)]
+        return _activated(activation, values, without(labels), rest)
+
+    axes = places(labels), *(places(own) for _, own in captured)
+    result: jax.Array = jax.vmap(inner, axes, places(labels))(values, *(x for x, _ in captured))
+    return result

@@ -41,6 +41,11 @@ class Dimensions:
             found.update(zip(one, shape, strict=True))
         return found
 
+    @property
+    def sums(self) -> Labels:
+        """The result's without those that only operands of the epilogue have."""
+        return tuple(one for one in self.out if one in self.a or one in self.b)
+
     def swapped(self) -> Dimensions:
         """The same product of the operands in the other order."""
         return dataclasses.replace(self, a=self.b, b=self.a)

@@ -16,8 +16,8 @@ from pallasite_std.ops.padding import aligned, whole_vector
 class Epilogue:
     """Scaling, bias, activation and residual, in this order.
 
-    The operands come after a and b: the scales of rows and of columns, the bias, the residual, as
-    far as they are there.
+    The operands come after a and b: the scales of rows and of columns, the bias, what the
+    activation captures, the residual, as far as they are there.
 
     Attributes:
       row_scale: ``"none"``, ``"scalar"`` or ``"vector"`` (one factor for each row).
@@ -25,13 +25,15 @@ class Epilogue:
       bias: a vector is added to every row.
       residual: a matrix is added in the end.
       activation: a function of a float32 array, or None.
+      captured: how many numbers are further arguments of the activation.
     """
 
     row_scale: str = "none"
     column_scale: str = "none"
     bias: bool = False
     residual: bool = False
-    activation: Callable[[Any], Any] | None = None
+    activation: Callable[..., Any] | None = None
+    captured: int = 0
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -40,6 +42,7 @@ class Epilogue:
             "row_scale": self.row_scale != "none",
             "column_scale": self.column_scale != "none",
             "bias": self.bias,
+            **{f"captured {number}": True for number in range(self.captured)},
             "residual": self.residual,
         }
         return tuple(name for name, one in there.items() if one)
@@ -79,6 +82,7 @@ class Epilogue:
                 operands.append(whole_vector(next(remaining), multiple))
         if self.bias:
             operands.append(whole_vector(next(remaining), n_multiple))
+        operands += [next(remaining).reshape(1) for _ in range(self.captured)]
         if self.residual:
             operands.append(aligned(next(remaining)))
         return operands
@@ -120,7 +124,8 @@ class Epilogue:
             bias = _spread(next(remaining), *by_column, shape)
             values = values.astype(jnp.float32) + bias
         if self.activation is not None:
-            values = self.activation(values.astype(jnp.float32))
+            captured = [next(remaining)[0] for _ in range(self.captured)]
+            values = self.activation(values.astype(jnp.float32), *captured)
         if residual is not None:
             values = values.astype(jnp.float32) + residual.astype(jnp.float32)
         return values

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
+from pallasite_std.ops.activations import CapturingActivation
 from pallasite_std.ops.arguments import in_32_bits
-from pallasite_std.ops.dense.arrangement import Run, RunMany, with_epilogue
+from pallasite_std.ops.dense.arrangement import Run, RunMany, spread, with_epilogue
 from pallasite_std.ops.dense.dimensions import COLUMN, ROW, Labels, matrices
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall
@@ -42,6 +42,9 @@ def differentiable_product(run: Run, run_many: RunMany | None = None) -> Run:
     implementation = Implementation(run, run_many)
 
     def product(call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras) -> jax.Array:
+        activation = call.epilogue.activation
+        if isinstance(activation, CapturingActivation) and activation.captures_arrays:
+            return _unfused(product, call, a, b, extras)
         problem, names = call.problem, call.epilogue.operands
         labels = tuple(_labels(call.epilogue, name) for name in names)
         given = [
@@ -51,6 +54,22 @@ def differentiable_product(run: Run, run_many: RunMany | None = None) -> Run:
         return Product(implementation, call, dims).bind(a, b, *given)
 
     return product
+
+
+def _unfused(
+    product: Run, call: MatmulCall, a: jax.Array, b: jax.Array, extras: Extras
+) -> jax.Array:
+    """A product whose activation captures more than numbers: it is applied to the sums."""
+    epilogue, problem = call.epilogue, call.problem
+    plain = dataclasses.replace(epilogue, activation=None, captured=0, residual=False)
+    wide = dataclasses.replace(problem, out_dtype=np.dtype(np.float32))
+    inner = dataclasses.replace(call, problem=wide, epilogue=plain)
+    values = product(inner, a, b, extras[: plain.count])
+    assert isinstance(epilogue.activation, CapturingActivation)
+    values = epilogue.activation.function(values)
+    if epilogue.residual:
+        values = values + extras[-1].astype(jnp.float32)
+    return values.astype(problem.out_dtype)
 
 
 def _labels(epilogue: Epilogue, name: str) -> Labels:
@@ -65,7 +84,7 @@ def _jvp(
     out = product_p.bind(*primals, product=product, jaxpr=jaxpr)
     given = tuple(not isinstance(one, ad.Zero) for one in tangents)
     if not any(given) or not jnp.issubdtype(out.dtype, jnp.floating):
-        return out, ad.Zero.from_primal_value(out)
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
     return out, _tangent(product, primals, tangents, given, out.shape)
 
 
@@ -85,13 +104,19 @@ def _tangent(
         function = _jitted_tangent(product, given)
         return bound(tangent_p, function, (*primals, *some), product=product, given=given)
     # Bias and residual are added.
-    terms = derivative(product, primals[:2], tangents[:2], dtype)
-    for one, labels, there in zip(tangents[2:], product.dims.extras, given[2:], strict=True):
+    dims, terms = product.dims, derivative(product, primals[:2], tangents[:2], dtype)
+    labels = [dims.sums for _ in terms]
+    for one, own, there in zip(tangents[2:], dims.extras, given[2:], strict=True):
         if there:
-            places = [product.dims.out.index(label) for label in labels]
-            wide = one.astype(jnp.float32)
-            terms.append(lax.broadcast_in_dim(wide, shape, places).astype(dtype))
-    return functools.reduce(jnp.add, terms)
+            terms.append(one.astype(jnp.float32))
+            labels.append(own)
+    return functools.reduce(
+        jnp.add,
+        (
+            spread(one, own, dims.out, shape).astype(dtype)
+            for one, own in zip(terms, labels, strict=True)
+        ),
+    )
 
 
 tangent_p = Primitive("matmul_tangent")
@@ -112,7 +137,7 @@ def tangent(product: Product, given: Sequence[bool], *operands: Any) -> jax.Arra
     """
     primals, remaining = operands[: len(given)], iter(operands[len(given) :])
     tangents = [
-        next(remaining) if there else ad.Zero.from_primal_value(one)
+        next(remaining) if there else ad.Zero(jax.typeof(one).to_tangent_aval())
         for one, there in zip(primals, given, strict=True)
     ]
     a, b, *extras = primals
@@ -132,7 +157,8 @@ def _jitted_tangent(product: Product, given: tuple[bool, ...]) -> Any:
 
 def sums_of(product: Product) -> Product:
     """A product without its epilogue."""
-    call, dims = product.call, dataclasses.replace(product.dims, extras=())
+    call = product.call
+    dims = dataclasses.replace(product.dims, out=product.dims.sums, extras=())
     problem = dataclasses.replace(call.problem, out_dtype=np.dtype(np.float32))
     call = MatmulCall(problem=problem, epilogue=Epilogue(), config=None)
     return dataclasses.replace(product, call=call, dims=dims)

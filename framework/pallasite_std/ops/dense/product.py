@@ -80,7 +80,7 @@ class Product:
             accumulator=np.dtype(np.float32),
         )
         call = MatmulCall(problem=problem, epilogue=Epilogue(), config=None)
-        dims = dataclasses.replace(dims, extras=())
+        dims = dataclasses.replace(dims, out=dims.sums, extras=())
         return Product(self.implementation, call, dims)
 
     def mapped(
@@ -189,6 +189,6 @@ def transposed(
     """
     problem = product.call.problem
     wide = np.dtype(jnp.bfloat16) if problem.size == 1 else problem.dtype_a
-    dims = Dimensions(a=product.dims.out, b=labels, out=out)
+    dims = Dimensions(a=product.dims.sums, b=labels, out=out)
     one = product.plain(dims, dtype, wide, wide)
     return one.bind(cotangent.astype(wide), other.astype(wide))
