@@ -260,9 +260,13 @@ def _kernel(
             return first * cosine - second * sine, second * cosine + first * sine
 
         if interleaved:
-            both = parts[0].reshape(*shape, 2)
-            values = turn(both[..., 0], both[..., 1])
-            turned = jnp.stack(values, axis=len(shape)).reshape(*shape[:-1], 2 * pairs)
+            # Sums leave neighbours where they are, slices would move them.
+            both = parts[0].reshape(*shape, 2).astype(jnp.float32)
+            is_first = lax.broadcasted_iota(jnp.int32, both.shape, len(shape)) == 0
+            given = (jnp.where(is_first, both, 0.0), jnp.where(is_first, 0.0, both))
+            values = turn(*(jnp.sum(one, axis=len(shape)) for one in given))
+            spread = (lax.broadcast_in_dim(one, both.shape, range(len(shape))) for one in values)
+            turned = jnp.where(is_first, *spread).reshape(*shape[:-1], 2 * pairs)
             out[*place, pl.ds(0, 2 * pairs)] = turned.astype(dtype)
         else:
             for half, value in zip(halves, turn(*parts), strict=True):
