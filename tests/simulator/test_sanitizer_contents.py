@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
@@ -250,6 +251,51 @@ def test_steps_of_a_grid(right):
         np.testing.assert_array_equal(y, matrix() * 3)
     else:
         assert [one.kind for one in found] == [STALE]
+
+
+@pytest.mark.parametrize("swizzle", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(40, 64), (40, 52), (33, 36)])
+@pytest.mark.parametrize("written", ["all", "inside", "less"])
+def test_parts_of_a_tile_outside_of_the_array(rows, columns, written, swizzle):
+    """A copy to an array reads what lies inside of it, of which everything has to be there."""
+    inside = (rows - 32, columns - 32)
+
+    def body(out_ref, tile):
+        i = lax.axis_index("i")
+        tile[...] = jnp.zeros((16, 32), FLOAT)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, out_ref.at[pl.ds(32 * i, 16), pl.ds(32 * i, 32)])
+        plgpu.wait_smem_to_gmem(0)
+
+        def last(tile):
+            extent = {"all": (16, 32), "inside": inside, "less": (inside[0], inside[1] - 1)}
+            height, width = extent[written]
+            tile[:height, :width] = jnp.ones((height, width), FLOAT)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(tile, out_ref.at[pl.ds(32 * i, 16), pl.ds(32 * i, 32)])
+            plgpu.wait_smem_to_gmem(0)
+
+        @pl.when(i == 1)
+        def _():
+            pl.run_scoped(last, plgpu.SMEM((16, 32), FLOAT, transforms=transforms))
+
+    transforms = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128)) if swizzle else ()
+    partial = {"standard": {"partial_outputs": True}}
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((rows, columns), FLOAT),
+        grid=(2,),
+        grid_names=("i",),
+        scratch_types=[plgpu.SMEM((16, 32), FLOAT)],
+        compiler_params=plgpu.CompilerParams(
+            plugin_options={"standard": {"partial_outputs": True}}
+        ),
+    )
+    found, y = check(kernel)
+    kinds = {one.kind for one in found}
+    assert kinds == ({"read of uninitialized shared memory"} if written == "less" else set())
+    if written != "less":
+        np.testing.assert_array_equal(y[32:, 32:], np.ones(inside))
 
 
 # Unions -------------------------------------------------------------------------------------------

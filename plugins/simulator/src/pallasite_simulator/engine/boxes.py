@@ -109,6 +109,27 @@ class Box:
         places: Array = found + offset
         return places
 
+    def whole_places(self, offset: int) -> tuple[Array, int]:
+        """Byte offsets of pieces that a box at an offset in shared memory has, and their size."""
+        if self.contiguous:
+            return np.array([offset]), self.bytes
+        return self.places(offset), self.piece_bytes
+
+    def stored_places(self, offset: int, part: Part) -> tuple[Array, int]:
+        """Byte offsets of pieces of a box in shared memory that are inside the tensor, and their
+        size."""
+        valid = part.counts[0] * self._raw.itemsize
+        if self._swizzle is None:
+            places = offset + np.arange(0, self.bytes, self.piece_bytes)
+        else:
+            places = self.places(offset)
+        unit = min(self.piece_bytes, valid & -valid)
+        rows = places.reshape(*self._outer, -1)[tuple(slice(n) for n in part.counts[:0:-1])]
+        pieces = (rows[..., None] + np.arange(0, self.piece_bytes, unit)).reshape(
+            -1, self._row_bytes // unit
+        )
+        return pieces[:, : valid // unit].reshape(-1), unit
+
     def read_shared(self, shared: Region, offset: int) -> Array:
         """The pieces of a box in shared memory, shaped as the box: an array or a view."""
         if self._swizzle is None:

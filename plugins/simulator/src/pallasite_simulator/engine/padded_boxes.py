@@ -45,6 +45,9 @@ class PaddedBox(Box):
         self._inner = Box(_in_words(tensor, self._words))
         self.together = False
 
+    def stored_places(self, offset: int, part: Part) -> tuple[Array, int]:
+        return self.whole_places(offset)  # Parts are in other words.
+
     def clip(self, coordinates: Sequence[int], *, whole_pieces: bool = False) -> Part | None:
         first = coordinates[0] // GROUP * self._words
         return self._inner.clip([first, *coordinates[1:]], whole_pieces=whole_pieces)

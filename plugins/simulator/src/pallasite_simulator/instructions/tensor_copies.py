@@ -404,10 +404,11 @@ def _bind_to_global(
         wave = lanes.wave
         check_coordinates(lanes, lane, corner, box, instruction, store=True)
         part = box.clip(corner, whole_pieces=True)
-        if transfer.listens:
-            tell_shared(transfer, "read", box, start, lane)
         if part is None:
             return
+        if transfer.listens:
+            found = box.whole_places(start) if part.whole else box.stored_places(start, part)
+            transfer.access("read", "shared", *found, lane)
         check_part(lanes, lane, box, part, instruction)
         check_writable(wave.lanes(np.array([lane])), np.array([part.start]), instruction)
         written = part.counts[0] * box.tensor.element.bytes * part.row_count

@@ -189,10 +189,7 @@ def box_offsets(
 
 def tell_shared(transfer: Transfer, kind: str, box: Box, offset: int, lane: int) -> None:
     """Notes that what a lane began reads or writes a box in shared memory."""
-    if box.contiguous:
-        transfer.access(kind, "shared", np.array([offset]), box.bytes, lane)
-    else:
-        transfer.access(kind, "shared", box.places(offset), box.piece_bytes, lane)
+    transfer.access(kind, "shared", *box.whole_places(offset), lane)
 
 
 def check_rows(lanes: Lanes, box: Box, instruction: Instruction) -> None:
