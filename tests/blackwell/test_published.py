@@ -89,6 +89,7 @@ def assert_close(result, expected, limit):
 @SEMANTICS
 @pytest.mark.parametrize("collective", [False, True])
 @pytest.mark.parametrize(("rows", "columns", "steps"), [(1, 1, 1), (3, 3, 3)])
+@pytest.mark.sampled
 def test_matmul(rows, columns, steps, collective, lane):
     upstream = module("blackwell_matmul_mgpu", lane)
     chosen = upstream.TuningConfig(
@@ -107,6 +108,7 @@ def test_matmul(rows, columns, steps, collective, lane):
     ("sizes", "columns", "fixed"),
     [((100, 0, 156), 1, False), ((1, 254, 1), 2, False), ((1, 254, 1), 2, True)],
 )
+@pytest.mark.sampled
 def test_ragged_dot(sizes, columns, fixed, lane):
     """``fixed``: with a barrier that both blocks arrive at, which the kernel lacks."""
     upstream = module("blackwell_ragged_dot_mgpu", lane, fixed)

@@ -99,6 +99,7 @@ def global_update(operation, shape, dtype, layout=None, blocks=6):
 
 @pytest.mark.parametrize("shape", [(64, 64), (256,), (7,), (96,), (300,), (1,), ()])
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS])
+@pytest.mark.sampled(alone=("shape",))
 def test_atomic_add(dtype, shape):
     global_update("add", shape, dtype)
 
@@ -452,6 +453,7 @@ def test_print_scalars(capfd):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint32", "float16", "bfloat16", "bool"])
 @pytest.mark.parametrize("shape", [(4, 64), (7,), (96,)])
+@pytest.mark.sampled(alone=("shape",))
 def test_print_arrays(capfd, dtype, shape):
     @functools.partial(kernel, out_type=out(shape, dtype))
     def body(x, o):

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.runs_kernels
 @pytest.mark.parametrize("num_compute_wgs", [1, 2])
 @pytest.mark.parametrize(("num_steps", "depth", "delay"), [(1, 2, 0), (5, 2, 0), (5, 3, 1)])
 @pytest.mark.parametrize("manual", [False, True])
+@pytest.mark.sampled(alone=("num_steps", "depth", "delay"))
 def test_one_input_is_shared(num_compute_wgs, num_steps, depth, delay, manual):
     def body(x, y, o):
         block, wg = lax.axis_index("cluster"), lax.axis_index("wg")

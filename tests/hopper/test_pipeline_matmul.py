@@ -110,6 +110,7 @@ def matmul(a, b, *, blocks, cluster, delay, with_state):
     ("blocks", "cluster", "delay", "with_state"),
     [(1, 1, 0, False), (2, 1, 1, False), (2, 1, 1, True), (3, 2, 1, True), (2, 2, 0, False)],
 )
+@pytest.mark.sampled
 def test_matmul(blocks, cluster, delay, with_state):
     generator = np.random.default_rng(0)
     shapes = (256, 192), (192, 128 * cluster)

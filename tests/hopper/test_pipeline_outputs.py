@@ -28,6 +28,7 @@ def rows_of(block, wg, num_compute_wgs):
 @pytest.mark.parametrize("num_compute_wgs", [1, 2])
 @pytest.mark.parametrize("depth", [1, 2, 3, 16])
 @pytest.mark.parametrize("transforms", [(), TILED])
+@pytest.mark.sampled(alone=("depth",))
 def test_every_step(num_compute_wgs, depth, transforms):
     def body(x, o):
         wg = lax.axis_index("wg")
@@ -53,6 +54,7 @@ def test_every_step(num_compute_wgs, depth, transforms):
 @pytest.mark.parametrize("num_compute_wgs", [1, 2])
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("order", ["ij", "ji"])
+@pytest.mark.sampled(alone=("depth",))
 def test_held_while_the_block_stays(num_compute_wgs, depth, order):
     """Reducing over the inner axis accumulates in the slot."""
 

@@ -32,6 +32,7 @@ def state_of(index, count):
 @pytest.mark.parametrize("steps", [3, 4])
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.sampled
 def test_sums_of_rows(count, steps, delay, traced):
     """Numbers of steps that are a multiple of the number of slots, and others."""
     depth = 2 if steps < 4 else 4
@@ -85,6 +86,7 @@ def test_sums_of_rows(count, steps, delay, traced):
 @pytest.mark.parametrize("kinds", [("held",), ("every", "held", "once")])
 @pytest.mark.parametrize("steps", [(4,), (2, 3)])
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.sampled
 def test_outputs_in_a_sequence(kinds, steps, dynamic):
     count, inner = 3, steps[-1]
     total = int(np.prod(steps))

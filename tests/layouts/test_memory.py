@@ -212,6 +212,7 @@ def tiled_memory(shape: tuple[int, int], bits: int, swizzle: int) -> MemoryLayou
 @pytest.mark.parametrize("swizzle", [16, 32, 64, 128])
 @pytest.mark.parametrize("bits", [8, 16, 32])
 @pytest.mark.parametrize("name", ["WGMMA", "WGMMA_8BIT", "WGMMA_TRANSPOSED", "strided"])
+@pytest.mark.sampled
 def test_access_of_tiles(name: str, bits: int, swizzle: int) -> None:
     shape = (64, 128)
     layout = (

@@ -106,6 +106,7 @@ def test_fixed(name: str, args: Any, shape: tuple[int, ...], reference: Any) -> 
 @pytest.mark.parametrize("swizzle", [16, 32, 64, 128])
 @pytest.mark.parametrize("bits", [8, 16, 32])
 @pytest.mark.parametrize("tiles", [(4, 2), (2, 4), (1, 4), (3, 8), (8, 1), (2, 3)])
+@pytest.mark.sampled
 def test_copy(swizzle: int, bits: int, tiles: tuple[int, int]) -> None:
     shape = (8 * tiles[0], 8 * swizzle // bits * tiles[1])
     try:

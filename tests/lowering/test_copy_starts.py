@@ -462,6 +462,7 @@ def test_windows_of_4_bits(dtype, swizzle, known):
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("swizzle", [32, 64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.sampled
 def test_parts_of_swizzled_buffers(dtype, swizzle, known):
     """Copies that begin at any 128 bytes of a buffer keep to the pattern of its addresses."""
     columns, step = swizzle // np.dtype(dtype).itemsize, 128 // swizzle

@@ -92,6 +92,7 @@ def test_iota_meets_an_array(shape, dtype):
 @pytest.mark.parametrize("shape", [(64, 64), (8, 1024), (7, 96), (3, 5), (4, 16, 32)])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.sampled
 def test_rows_and_columns_stretch(shape, dtype, axis):
     @make(shape)
     def kernel(x, y, o):

@@ -155,6 +155,7 @@ def test_scalars(semantics):
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e5m2"])
 @pytest.mark.parametrize("swizzle", [128, 64, 16])
+@pytest.mark.sampled
 def test_tiles(semantics, dtype, swizzle):
     """Code sees the shape that tiles give to shared memory, and knows the swizzle."""
     dtype = jnp.dtype(dtype)

@@ -83,6 +83,7 @@ LAYOUTS = {
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32", "bool"])
+@pytest.mark.sampled
 def test_arguments_and_results(semantics, name, dtype):
     """Every register arrives where the other side expects it, and comes back."""
     layout, theirs, shape = LAYOUTS[name]
@@ -178,6 +179,7 @@ FUNCTIONS = {
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("layout", [Layout.WGMMA, Layout.WG_STRIDED((64, 16), vec_size=1)], ids=str)
+@pytest.mark.sampled(alone=("layout",))
 def test_functions(name, layout):
     """Functions without an accurate instruction are those of our own arrays."""
     x = inputs((64, 16), "float32") + np.float32(0.01)

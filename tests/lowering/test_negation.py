@@ -27,6 +27,7 @@ NEGATIONS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("negation", NEGATIONS)
 @pytest.mark.parametrize("reduction", ["max", "min", "argmin"])
 @pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.sampled
 def test_no_negation_is_left_to_the_assembler(
     bits: int, reduction: str, negation: str, target: str
 ) -> None:

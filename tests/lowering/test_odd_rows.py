@@ -148,6 +148,7 @@ MOVES = {
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "int32"])
 @pytest.mark.parametrize("name", MOVES)
+@pytest.mark.sampled(alone=("dtype",))
 def test_moved_elements(name: str, dtype: str) -> None:
     """Rows of vectors are brought into order by a loop."""
     semantics = (LANE, WARPGROUP)[(len(name) + len(dtype)) % 2]

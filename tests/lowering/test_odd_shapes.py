@@ -164,6 +164,7 @@ def test_what_lanes_exchange_is_little(
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int16, jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("shape", [(5, 100), (53, 31), (7, 25), (217, 64)])
 @pytest.mark.parametrize("name", sorted(SPREAD))
+@pytest.mark.sampled
 def test_narrow_elements_are_exchanged_right(shape: tuple[int, ...], dtype: Any, name: str) -> None:
     values = np.random.default_rng(len(name)).normal(size=shape) * 40 + 60 * (dtype == jnp.uint8)
     x = jnp.asarray(np.clip(values, 0 if dtype == jnp.uint8 else -128, 127).astype(dtype))

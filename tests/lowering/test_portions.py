@@ -94,7 +94,7 @@ def test_a_start_that_is_not_known(semantics):
 @SEMANTICS
 @pytest.mark.parametrize("rolled", ["rows", "both", "both, and more"])
 def test_more_than_all_shared_memory(rolled, semantics):
-    x = values((386, 256), np.float32)
+    x = values((231, 256), np.float32)
     by = {
         "rows": lambda x: jnp.roll(x, 3, 0) + 1.0,
         "both": lambda x: jnp.roll(x, (3, 5), (0, 1)),

@@ -55,6 +55,7 @@ BODIES: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("semantics", SEMANTICS)
 @pytest.mark.parametrize("shape", [(17, 9), (63, 13), (5, 31), (16, 32)], ids=str)
 @pytest.mark.parametrize("name", list(BODIES))
+@pytest.mark.sampled(alone=("semantics",))
 def test_products(name: str, shape: tuple[int, int], semantics: Any) -> None:
     body = BODIES[name]
     random = np.random.default_rng(len(name))

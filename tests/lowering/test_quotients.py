@@ -56,6 +56,7 @@ def test_divisors_with_factors_of_33_bits() -> None:
 @pytest.mark.parametrize("width", [7, 19, 21, 27, 31, 63, 127])
 @pytest.mark.parametrize("rows", [176, 33])
 @pytest.mark.parametrize("passes", ["", "move-directly"])
+@pytest.mark.sampled
 def test_rows_side_by_side(rows: int, width: int, semantics: Any, passes: str) -> None:
     x = bytes_of(rows, width)
     with pallasite.config.scoped(sanitize=True, disabled_passes=passes):

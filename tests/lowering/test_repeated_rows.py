@@ -222,6 +222,7 @@ def test_an_array_whose_wider_elements_do_not_fit_shared_memory() -> None:
 @pytest.mark.parametrize("semantics", SEMANTICS)
 @pytest.mark.parametrize("dtype", [np.int16, ml_dtypes.bfloat16, np.int8, np.float16])
 @pytest.mark.parametrize("shape", [(27, 129), (13, 255), (251, 141), (3, 255, 5)])
+@pytest.mark.sampled(alone=("semantics",))
 def test_padding_of_which_registers_have_a_part(
     shape: tuple[int, ...], dtype: Any, semantics: Any
 ) -> None:

@@ -249,6 +249,7 @@ PARTS = np.array([(0, 0, 64), (65, 0, 63), (130, 5, 37), (170, 63, 1), (171, 1, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", ["plain", "swizzled", "columns"])
 @pytest.mark.parametrize("reduction", [None, "add"])
+@pytest.mark.sampled
 def test_any_number_of_rows(dtype, form, reduction):
     if reduction and dtype == jnp.int8:
         dtype = jnp.int32

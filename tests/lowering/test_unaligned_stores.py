@@ -34,6 +34,7 @@ def compiled(function, x):
 @pytest.mark.parametrize("joined", JOINED)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.int8, jnp.int16], ids=str)
 @pytest.mark.parametrize("shape", [(251, 7), (67, 31), (9, 13)], ids=str)
+@pytest.mark.sampled
 def test_results(joined, dtype, shape):
     x = jnp.asarray(np.arange(np.prod(shape)).reshape(shape) % 97 - 48, dtype)
     (got,) = simulate(compiled(JOINED[joined], x), np.asarray(x)).outputs

@@ -405,6 +405,7 @@ def test_indices_in_the_scope(state):
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 @pytest.mark.parametrize("kind", ["known", "traced", "unrolled", "while", "pl.loop", "nested"])
+@pytest.mark.sampled
 def test_loops(kind, count):
     def body(a, b, count_ref):
         limit = count_ref[0]

@@ -38,6 +38,7 @@ TOLERANCES = {F32: 2e-6, F16: 2e-3, I32: 0.0}
 
 @pytest.mark.parametrize("in_registers", [False, True])
 @pytest.mark.parametrize(("a_dtype", "b_dtype", "accumulator"), COMBINATIONS)
+@pytest.mark.sampled(alone=("in_registers",))
 def test_product(a_dtype, b_dtype, accumulator, in_registers):
     k = 96 // a_dtype.itemsize
     left = None if in_registers else Operand(64, k, a_dtype, 32)

@@ -69,6 +69,7 @@ def all_pairs(left: Operand, rights: list[Operand], accumulator) -> None:
 @pytest.mark.parametrize("right_transposed", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("swizzle", SWIZZLES)
+@pytest.mark.sampled(alone=("right_transposed",))
 def test_majors_and_swizzles_of_16_bits(swizzle, transposed, right_transposed):
     """All combinations of both operands' majors and swizzles."""
     left = Operand(64, 64, BF16, swizzle, transposed)
@@ -98,6 +99,7 @@ def test_swizzles_of_other_widths(dtype, accumulator, swizzle):
     ],
 )
 @pytest.mark.parametrize("form", ["shared", "transposed", "registers"])
+@pytest.mark.sampled(alone=("form",))
 def test_shapes(m, n, k, form):
     """Several instructions along each dimension; depths that are no multiple of the swizzle's."""
     transposed = form == "transposed"
@@ -201,6 +203,7 @@ def test_columns_narrower_than_the_swizzle(columns):
 @pytest.mark.parametrize("swizzle", SWIZZLES)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("index", ["static", "dynamic"])
+@pytest.mark.sampled
 def test_slots(swizzle, transposed, index):
     """One of several stages of a ring, by a number known while tracing or not."""
     left = Operand(64, 64, BF16, swizzle, transposed)

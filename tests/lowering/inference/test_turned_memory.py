@@ -42,6 +42,7 @@ def transposition(way, dtype, *, to_shared: bool):
 @pytest.mark.parametrize("to_shared", [True, False])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled
 def test_transposition(way, dtype, to_shared):
     kernel = transposition(way, dtype, to_shared=to_shared)
     x = jax.random.normal(jax.random.key(0), (SIZE, SIZE), dtype)
