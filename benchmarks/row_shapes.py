@@ -119,6 +119,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
     ),
     "tiles of odd rows alone": ((tiles, "WORD", 4),),
     "tiles of two blocks": ((tiles, "_RESIDENT", 2),),
+    "tiles of narrow rows": ((tiles, "_FEWEST", 8),),
     "rows through shared memory": (
         _NOT_KEPT,
         (norm_kernels, "suits_shared", _always),
