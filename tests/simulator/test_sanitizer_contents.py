@@ -287,9 +287,7 @@ def test_parts_of_a_tile_outside_of_the_array(rows, columns, written, swizzle):
         grid=(2,),
         grid_names=("i",),
         scratch_types=[plgpu.SMEM((16, 32), FLOAT)],
-        compiler_params=plgpu.CompilerParams(
-            plugin_options={"standard": {"partial_outputs": True}}
-        ),
+        compiler_params=plgpu.CompilerParams(plugin_options=partial),
     )
     found, y = check(kernel)
     kinds = {one.kind for one in found}
