@@ -301,6 +301,47 @@ def test_dropout_by_the_kernels_of_long_sequences(shape, options, monkeypatch):
     check(shape, "bfloat16", options, "sm_90a")
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options"),
+    [
+        ((150, 210, 2, 1, 64, 64), "bfloat16", {"bias": random(9, (1, 2, 150, 210), "bfloat16")}),
+        (
+            (133, 200, 2, 2, 128, 72),
+            "bfloat16",
+            {"bias": random(9, (2, 1, 133, 200), "bfloat16"), "causal": True},
+        ),
+        (
+            (70, 130, 2, 1, 96, 96),
+            "float16",
+            {"bias": random(9, (2, 2, 70, 130), "float16"), "window": (40, 10)},
+        ),
+        (
+            (140, 150, 1, 1, 32, 32),
+            "bfloat16",
+            {
+                "bias": random(9, (1, 1, 1, 150), "bfloat16"),
+                "kv_lengths": [150, 33],
+                "dropout_rate": 0.2,
+                "dropout_seed": 4,
+            },
+        ),
+        (
+            (200, 260, 2, 2, 64, 64),
+            "bfloat16",
+            {
+                "bias": random(9, (1, 1, 200, 260), "bfloat16"),
+                "block_mask": np.random.default_rng(0).random((1, 2, 2, 3)) < 0.5,
+            },
+        ),
+    ],
+)
+def test_gradients_of_a_bias_on_hopper(shape, dtype, options, monkeypatch):
+    """By the kernel of the other gradients, which writes those of the scores."""
+    monkeypatch.setattr(hopper_attention, "portable_gradients", None)
+    monkeypatch.setattr(api, "_kernel", None)
+    check(shape, dtype, options, "sm_90a")
+
+
 def test_masks_of_dropout():
     """Those that kernels use, as an array; rates that no bits tell from zero drop nothing."""
     shape = (2, 3, 50, 70)

@@ -53,8 +53,7 @@ def gradients(
     deltas = padded(jnp.sum(products, axis=-1).transpose(0, 2, 1), 2, tile)
     own = in_parts(lse, unit(problem.scale, problem.soft_cap, extras))
     parts = (padded(one[..., : problem.q_seq], 2, tile) for one in own)
-    statistics = jnp.stack([*parts, deltas], axis=2)
-    operands = (q, k, v, d_out, statistics)
+    operands = (q, k, v, d_out, *parts, deltas)
     cut = (tile, *_steps(problem, tile))
     width = cut[1]
     of_queries, arrays = with_operands(problem, extras, tile, width)
@@ -145,7 +144,9 @@ def _queries(problem: Problem, tile: int, width: int, stages: int, kind: Any) ->
         k: Any,
         v: Any,
         d_out: Any,
-        statistics: Any,
+        maxima: Any,
+        logarithms: Any,
+        deltas: Any,
         *rest: Any,
         q_smem: Any,
         d_smem: Any,
@@ -170,7 +171,7 @@ def _queries(problem: Problem, tile: int, width: int, stages: int, kind: Any) ->
 
         plgpu.copy_gmem_to_smem(q.at[batch, rows, head], q_smem, q_loaded)
         plgpu.copy_gmem_to_smem(d_out.at[batch, rows, head], d_smem, q_loaded)
-        of_rows = [statistics[batch, head, number, rows] for number in range(3)]
+        of_rows = [one[batch, head, rows] for one in (maxima, logarithms, deltas)]
         plgpu.barrier_wait(q_loaded)
 
         def step(step: Any, stage: Any, acc: Any) -> Any:
@@ -200,7 +201,7 @@ def _queries(problem: Problem, tile: int, width: int, stages: int, kind: Any) ->
     aliases = {}
     if with_bias:
         outputs.append(jax.ShapeDtypeStruct(_scores_shape(problem, tile, width), kind))
-        aliases = {5 + len(problem.operands): 1} if fills else {}
+        aliases = {7 + len(problem.operands): 1} if fills else {}
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
         out_type=tuple(outputs),
@@ -234,7 +235,9 @@ def _keys(problem: Problem, tile: int, width: int, stages: int, kind: None) -> C
         k: Any,
         v: Any,
         d_out: Any,
-        statistics: Any,
+        maxima: Any,
+        logarithms: Any,
+        deltas: Any,
         *rest: Any,
         k_smem: Any,
         v_smem: Any,
@@ -272,7 +275,7 @@ def _keys(problem: Problem, tile: int, width: int, stages: int, kind: None) -> C
             head, query = place(step)
             columns = pl.ds(query, width)
             largest, logarithm, delta = (
-                _columns(statistics[batch, head, number, columns], tile) for number in range(3)
+                _columns(one[batch, head, columns], tile) for one in (maxima, logarithms, deltas)
             )
             here = view.with_head(head)
             zero = jnp.zeros((tile, width), jnp.float32)

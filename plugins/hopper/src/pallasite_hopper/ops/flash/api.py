@@ -69,9 +69,9 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.A
         head h uses head ``h // (q_heads // kv_heads)``.
       v: (batch, kv_seq, kv_heads, v_dim), of the same dtype; v_dim up to 256.
       options: those of ``pallasite.ops.attention``. These kernels have masks of blocks of multiples
-        of 128 only; ``pallasite.ops.attention`` uses its portable kernels for others, and for the
-        gradient by a bias. config is one of :func:`attention_configs`, say;
-        derivatives have a configuration of their own.
+        of 128 only; ``pallasite.ops.attention`` uses its portable kernels for others, and for some
+        gradients by a bias, see ``backward.has_bias_gradient``. config is one of
+        :func:`attention_configs`, say; derivatives have a configuration of their own.
 
     Returns:
       (batch, q_seq, q_heads, v_dim), of the dtype of q or, if that has 8 bits, bfloat16; zeros for
@@ -146,7 +146,7 @@ def _backward(
     options: AttentionCall, residuals: Any, d_out: Any, with_bias: bool
 ) -> tuple[Any, Any, Any, Any]:
     from pallasite_hopper.ops.flash import single_api
-    from pallasite_hopper.ops.flash.backward import attention_backward
+    from pallasite_hopper.ops.flash.backward import attention_backward, has_bias_gradient
 
     if residuals[0].dtype.itemsize == 1:
         raise UnsupportedError(
@@ -156,7 +156,7 @@ def _backward(
     q, k, v, extras, out, lse = residuals
     if extras.bias is not None or extras.slopes is not None:
         lse = two_numbers(lse, 1.0)
-    if with_bias:
+    if with_bias and not has_bias_gradient(q, v, extras.bias, options.soft_cap):
         residuals = (*residuals[:-1], _of_queries(q, k, extras, lse))
         return portable_gradients(options, residuals, d_out, with_bias)
     size, v_size = q.shape[3], v.shape[3]
@@ -167,7 +167,7 @@ def _backward(
             lse = jnp.moveaxis(lse, 1, 0).reshape(1, q.shape[2], -1)
         q, k, v, out, d_out = (_joined(one) for one in (q, k, v, out, d_out))
     problem = AttentionProblem.of(q, k, v, options, period)
-    config = single_api.chosen(problem, extras)
+    config = None if with_bias else single_api.chosen(problem, extras)
     if config is not None:
         found = single_api.gradients(problem, config, q, k, v, out, lse, d_out, extras)
         if period is not None:
@@ -192,11 +192,13 @@ def _backward(
         period=period,
         mask_block=options.mask_block,
         dropout=options.dropout,
+        with_bias=with_bias,
     )
     if period is not None:
         gradients = tuple(one.reshape(*batch, *one.shape[2:]) for one in gradients)
-    d_q, d_k, d_v = gradients
-    return d_q[..., :size], d_k[..., :size], d_v[..., :v_size], None
+    d_q, d_k, d_v, *d_bias = gradients
+    found = d_q[..., :size], d_k[..., :size], d_v[..., :v_size]
+    return *found, d_bias[0] if d_bias else None
 
 
 # The kernel ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pallasite_hopper.ops.flash.backward_choice import default_config
 from pallasite_hopper.ops.flash.backward_config import BackwardConfig, BackwardProblem
 from pallasite_hopper.ops.flash.config import LARGEST_HEAD, head_tile
 from pallasite_hopper.ops.flash.terms import MASK_STEP, Terms, given_arrays, with_arrays
-from pallasite_std.api import Extras
+from pallasite_std.api import Extras, zeros
 from pallasite_std.api import padded as padded_to
 
 VECTOR = 8
@@ -40,9 +40,10 @@ def attention_backward(
     period: int | None = None,
     mask_block: tuple[int, int] = (MASK_STEP, MASK_STEP),
     dropout: float = 0.0,
+    with_bias: bool = False,
     config: BackwardConfig | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of attention with respect to queries, keys and values.
+) -> tuple[jax.Array, ...]:
+    """The gradients of attention with respect to queries, keys and values, and perhaps a bias.
 
     The gradient of the queries is summed up in the order in which blocks come, so it may differ in
     the last places from run to run.
@@ -64,20 +65,23 @@ def attention_backward(
       q_lengths, kv_lengths: (batch,), int32: how many queries and keys of each sequence exist;
         the gradients of others are zero. What the arrays hold there must be finite.
       window: keys before and after a query's own position that it sees, None for all.
-      extras: segments, slopes, bias, block mask and seed of it count, the bias without a gradient.
+      extras: segments, slopes, bias, block mask and seed of it count.
       period: as of ``Terms``.
       mask_block: queries and keys of a block of the mask.
       dropout: the fraction of the weights that were dropped, by the seed of ``extras``.
+      with_bias: whether the gradient of the bias is wanted; see :func:`has_bias_gradient`.
       config: how to compute it; by default chosen from the shape.
 
     Returns:
-      (dq, dk, dv), of the shapes and dtypes of q, k and v.
+      (dq, dk, dv), of the shapes and dtypes of q, k and v, and with a bias its gradient.
 
     Raises:
       InvalidTypeError, InvalidValueError: shapes or dtypes that do not fit together.
     """
     problem = _problem(q, k, v, causal, scale, soft_cap, q_lengths, kv_lengths)
-    problem = dataclasses.replace(problem, left=window[0], right=window[1], dropout=dropout)
+    problem = dataclasses.replace(
+        problem, left=window[0], right=window[1], dropout=dropout, with_bias=with_bias
+    )
     arrays = {} if extras is None else given_arrays(extras)
     terms = Terms(period, tuple(arrays))
     _check(problem, q, v, out, lse, d_out, terms.biased)
@@ -109,18 +113,42 @@ def attention_backward(
     padded = -(-problem.q_seq // step) * step
     row_lengths = None if q_lengths is None else q_lengths.astype(jnp.int32)
     tiles, shape = backward_tiles.build(problem, config)
-    statistics, zeros = backward_rows.row_statistics(
+    statistics, nothing = backward_rows.row_statistics(
         problem, out, d_out, lse, row_lengths, padded, shape
     )
     operands = [q, k, v, d_out, statistics, *([] if lengths is None else [lengths]), *given]
-    sums, dk, dv = tiles(*operands, zeros)
+    if with_bias and not problem.sees_all:
+        operands.append(zeros(problem.scores_shape, problem.dtype, *operands))
+    sums, dk, dv, *d_scores = tiles(*operands, nothing)
     dk, dv = (_of_shared(_of_parts(one, config.parts), kv_heads) for one in (dk, dv))
     gradients = (backward_rows.convert_dq(problem, config, sums), dk, dv)
     dq, dk, dv = (
         one if one.shape[3] == elements else one[..., :elements]
         for one, elements in zip(gradients, (size, size, v_size), strict=True)
     )
-    return dq, dk, dv
+    if not with_bias:
+        return dq, dk, dv
+    return dq, dk, dv, _of_bias(arrays["bias"], d_scores[0])
+
+
+def has_bias_gradient(q: jax.Array, v: jax.Array, bias: jax.Array, soft_cap: float | None) -> bool:
+    """Whether these kernels have the gradient of a bias: they write those of the scores as they
+    multiply them, rounded to the type of the operands."""
+    whole = bias.shape[:2] == (q.shape[0], q.shape[2])
+    exact = bias.dtype == q.dtype and (whole or q.dtype == jnp.bfloat16)
+    return exact and soft_cap is None and max(q.shape[3], v.shape[3]) <= _NOT_SHARED
+
+
+_NOT_SHARED = 128
+"""Heads whose keys warpgroups do not share."""
+
+
+def _of_bias(bias: jax.Array, d_scores: jax.Array) -> jax.Array:
+    """The gradient of a bias that batches or heads may share, from those of scores by keys."""
+    axes = tuple(axis for axis in (0, 1) if bias.shape[axis] == 1 != d_scores.shape[axis])
+    summed = jnp.sum(d_scores, axes, jnp.float32, keepdims=True) if axes else d_scores
+    found: jax.Array = jnp.swapaxes(summed, 2, 3)[:, :, : bias.shape[2]].astype(bias.dtype)
+    return found
 
 
 def separate_heads(problem: BackwardProblem, config: BackwardConfig) -> bool:

@@ -17,6 +17,9 @@ from pallasite_hopper.ops.flash.terms import Terms
 
 LOG2_E = math.log2(math.e)
 
+DEPTH = 16
+"""Elements that an instruction multiplies and adds up."""
+
 ROWS = 64
 """Keys of one consumer warpgroup: the rows of one instruction."""
 
@@ -25,6 +28,10 @@ _SHARED_BYTES = 208 * 1024
 
 _ONE_ROUND = 192
 """Elements of heads up to which gradients of queries leave at once."""
+
+_VALUES = 128
+"""Elements of values whose gradients two warpgroups share are whole parts of so many: each has
+whole swizzled columns."""
 
 _SMALL = 96
 """Heads whose gradients one warpgroup computes in its registers, with matmuls in flight."""
@@ -150,6 +157,7 @@ class BackwardProblem:
         ``causal`` none after it.
       terms: what else decides which keys are seen and what is added to scores.
       dropout: the fraction of the weights that are dropped.
+      with_bias: whether the gradients of the scores are wanted, which that of a bias is made of.
       stored, v_stored: elements of a head of queries and keys, and of values and results, in
         memory, if fewer: the copy engine fills up with zeros.
       sharing: heads with gradients of their own, ``kv_heads`` of them, that read the same keys and
@@ -171,6 +179,7 @@ class BackwardProblem:
     right: int | None = None
     terms: Terms = Terms()
     dropout: float = 0.0
+    with_bias: bool = False
     stored: int | None = None
     v_stored: int | None = None
     sharing: int = 1
@@ -184,6 +193,33 @@ class BackwardProblem:
     def value_dim(self) -> int:
         """Elements of a head of values and results in memory."""
         return self.stored_dim if self.v_stored is None else self.v_stored
+
+    @property
+    def scores_shape(self) -> tuple[int, int, int, int]:
+        """Of the gradients of the scores: keys, and queries up to a whole vector of 16 bytes."""
+        queries = self.q_seq + -self.q_seq % (16 // self.item_bytes)
+        return self.batch, self.q_heads, self.kv_seq, queries
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether blocks go through all queries."""
+        hiding = self.windowed or self.has_lengths or self.terms.segmented
+        return not hiding and not self.terms.has("block_mask") and not self.terms.has("visits")
+
+    @property
+    def value_tile(self) -> int:
+        """Columns of a value that warpgroups share."""
+        return min(self.head_dim, -(-self.value_dim // _VALUES) * _VALUES)
+
+    @property
+    def head_depth(self) -> int:
+        """Elements of a head of queries and keys that are multiplied: steps of an instruction."""
+        return -(-self.stored_dim // DEPTH) * DEPTH
+
+    @property
+    def value_depth(self) -> int:
+        """The same of values and the gradient of results."""
+        return -(-self.value_dim // DEPTH) * DEPTH
 
     @property
     def head_window(self) -> tuple[Any, ...]:

@@ -106,12 +106,14 @@ def section_heads(problem: BackwardProblem, config: BackwardConfig) -> int:
 
 def build(
     problem: BackwardProblem, config: BackwardConfig
-) -> tuple[Callable[..., tuple[jax.Array, jax.Array, jax.Array]], tuple[int, ...]]:
-    """The kernel as a function of q, k, v, d_out, statistics, [lengths,] sums.
+) -> tuple[Callable[..., tuple[jax.Array, ...]], tuple[int, ...]]:
+    """The kernel as a function of q, k, v, d_out, statistics, [lengths,] arrays of terms, [scores,]
+    sums.
 
     The results are the sums for the gradient of q, which begin as zeros of float32 of the shape
     that is returned as well, and the gradients of k and v, of each part of the queries: a batch of
-    arrays like k and v for each.
+    arrays like k and v for each. With a bias, the gradients of the scores follow, of
+    ``problem.scores_shape``; where blocks do not go through all of these, ``scores`` are zeros.
     """
     tiles = Tiles(problem, config)
     p, c, dq = problem, config, tiles.dq
@@ -143,7 +145,10 @@ def build(
         scratch["segments_s"] = plgpu.SMEM((c.q_stages, line), jnp.int32)
     if biased:
         scratch["max_s"] = plgpu.SMEM((c.q_stages, line), jnp.float32)
-    operands = (7 if p.has_lengths else 6) + len(p.terms.names)
+    fills = p.with_bias and not p.sees_all
+    operands = (7 if p.has_lengths else 6) + len(p.terms.names) + fills
+    scores = [jax.ShapeDtypeStruct(p.scores_shape, p.dtype)] if p.with_bias else []
+    aliases = {operands - 1: 0} | ({operands - 2: 3} if fills else {})
 
     def body(*refs: Any, **scratch_refs: Any) -> None:
         tiles.run(refs, scratch_refs)
@@ -154,6 +159,7 @@ def build(
             jax.ShapeDtypeStruct(tiles.sums_shape, jnp.float32),
             jax.ShapeDtypeStruct((*keys, p.stored_dim), p.dtype),
             jax.ShapeDtypeStruct((*keys, p.value_dim), p.dtype),
+            *scores,
         ),
         scratch_types=scratch,
         compiler_params=plgpu.CompilerParams(
@@ -165,7 +171,7 @@ def build(
         grid_names=("block",),
         num_threads=c.warpgroups + 1,
         thread_name="warpgroup",
-        input_output_aliases={operands - 1: 0},
+        input_output_aliases=aliases,
         kernel_name="attention_backward",
     )
     return kernel, tiles.sums_shape
@@ -223,7 +229,8 @@ class Tiles:
         q_g, k_g, v_g, do_g, stats_g, *rest = refs
         lengths_g = rest.pop(0) if p.has_lengths else None
         self.given = {name: rest.pop(0) for name in p.terms.names}
-        _, dq_g, dk_g, dv_g = rest
+        *_, dq_g, dk_g, dv_g = rest[:-1] if p.with_bias else rest
+        scores_g = rest[-1] if p.with_bias else None
         block = self.block(lengths_g)
         thread = lax.axis_index("warpgroup")
 
@@ -235,10 +242,13 @@ class Tiles:
         @when(thread < c.warpgroups)
         def _compute() -> None:
             plgpu.set_max_registers(c.registers, action="increase")
-            worker = worker_class(self.config)(self, block, scratch, thread, dq_g)
-            sums = plgpu.ACC((ROWS, worker.columns), jnp.float32)
+            worker = worker_class(self.config)(self, block, scratch, thread, dq_g, scores_g)
+            sums = [
+                plgpu.ACC((ROWS, columns), jnp.float32)
+                for columns in (worker.key_columns, worker.value_columns)
+            ]
             carried = [worker.scores_type()] if self.always_starts else []
-            pl.run_scoped(functools.partial(worker.run, dk_g, dv_g), sums, sums, *carried)
+            pl.run_scoped(functools.partial(worker.run, dk_g, dv_g), *sums, *carried)
 
     def block(self, lengths_g: Any) -> Block:
         """Which tile of keys this block has, longest first within a section of heads."""

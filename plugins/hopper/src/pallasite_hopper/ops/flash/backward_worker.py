@@ -41,19 +41,30 @@ class _Step:
 class Worker:
     """A consumer warpgroup."""
 
-    def __init__(self, tiles: Tiles, block: Block, scratch: dict[str, Any], thread: Any, dq_g: Any):
+    def __init__(
+        self,
+        tiles: Tiles,
+        block: Block,
+        scratch: dict[str, Any],
+        thread: Any,
+        dq_g: Any,
+        scores_g: Any = None,
+    ):
         self.tiles = tiles
         self.problem = tiles.problem
         self.config = tiles.config
         self.block = block
         self.s = scratch
         self.thread = thread
-        self.dq_g = dq_g
+        self.dq_g, self.scores_g = dq_g, scores_g
         self.rows = pl.ds(pl.multiple_of(thread * ROWS, ROWS), ROWS)
         self.first_key: Any = thread * ROWS
         self.first_query: Any = 0
         self.queries = self.config.block_q
-        self.columns = self.problem.head_dim
+        # What heads are filled up with in shared memory has no gradients.
+        sizes = (self.problem.stored_dim, self.problem.value_dim)
+        self.key_columns, self.value_columns = (-(-size // 8) * 8 for size in sizes)
+        self.key_dims, self.value_dims = pl.ds(0, self.key_columns), pl.ds(0, self.value_columns)
 
     def run(self, dk_g: Any, dv_g: Any, dk: Any, dv: Any, scores: Any = None) -> None:
         """Everything that the warpgroup does; scores that run ahead have their own place."""
@@ -110,8 +121,9 @@ class Worker:
         """Starts the matmul of keys and queries."""
         stage = self.q_stage(number)
         plgpu.barrier_wait(self.s["q_full"].at[stage])
-        queries = self.s["q_s"].at[stage, pl.ds(self.first_query, self.queries)]
-        keys = self.s["k_s"].at[self.rows]
+        depth = pl.ds(0, self.problem.head_depth)
+        queries = self.s["q_s"].at[stage, pl.ds(self.first_query, self.queries), depth]
+        keys = self.s["k_s"].at[self.rows, depth]
         plgpu.wgmma(scores, keys, plgpu.transpose_ref(queries, (1, 0)), accumulate=False)
 
     def step(self, step: _Step, dk: Any, dv: Any, scores: Any) -> None:
@@ -139,13 +151,12 @@ class Worker:
         if not self.tiles.always_starts:
             self.start_scores(step.number, scores)
         plgpu.barrier_wait(s["do_full"].at[do_stage])
-        d_out = plgpu.transpose_ref(do_s, (1, 0))
-        plgpu.wgmma(dp, s["v_s"].at[self.rows], d_out, accumulate=False)
+        self.start_products(dp, do_s)
         waits = None if self.tiles.always_starts else 1
         probabilities, slope = self.probabilities(step, scores, waits)
         rounded = self.used(probabilities).astype(p.dtype)
         if c.values_first:
-            plgpu.wgmma(dv, rounded, do_s)
+            plgpu.wgmma(dv, rounded, do_s.at[:, self.value_dims])
             dp = plgpu.wgmma_accumulator_load(dp, wait_n=1)
             if not p.dropout:
                 # The rounded probabilities stay in registers anyway.
@@ -154,8 +165,14 @@ class Worker:
             dp = plgpu.wgmma_accumulator_load(dp, wait_n=0)
         ds = self.scaled(step, dp, probabilities, slope)
         if not c.values_first:
-            plgpu.wgmma(dv, rounded, do_s)
+            plgpu.wgmma(dv, rounded, do_s.at[:, self.value_dims])
         return ds
+
+    def start_products(self, dp: Any, d_out: Any) -> None:
+        """Starts the matmul of values and the gradient of the output, rows of queries."""
+        depth = pl.ds(0, self.problem.value_depth)
+        d_out = plgpu.transpose_ref(d_out.at[:, depth], (1, 0))
+        plgpu.wgmma(dp, self.s["v_s"].at[self.rows, depth], d_out, accumulate=False)
 
     def of_queries(self, ref: Any, stage: Any) -> Any:
         """One number for each query that the warpgroup has scores of, as a matrix."""
@@ -294,10 +311,11 @@ class Worker:
 
         ds_s[self.rows] = ds
         plgpu.commit_smem()
+        self.write_scores(step, ds_s)
         plgpu.barrier_arrive(s["ds_full"])
         plgpu.barrier_wait(s["ds_full"])
         plgpu.wgmma(dq, *self.dq_operands(ds_s), accumulate=False)
-        plgpu.wgmma(dk, ds, s["q_s"].at[q_stage])
+        plgpu.wgmma(dk, ds, s["q_s"].at[q_stage, :, self.key_dims])
         # The sums of the step before have left shared memory.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         sums = plgpu.wgmma_accumulator_load(dq, wait_n=1)
@@ -312,6 +330,17 @@ class Worker:
             # ptxas does not follow what is read in the next one.
             plgpu.wgmma_wait(0)
             plgpu.barrier_arrive(s["q_empty"].at[q_stage])
+
+    def write_scores(self, step: _Step, ds_s: Any) -> None:
+        """Writes the gradients of this warpgroup's scores, if they are wanted."""
+        if self.scores_g is None:
+            return
+        block, size = self.block, self.config.block_q
+        head = block.kv_head * self.problem.group + step.group
+        keys = pl.ds(block.first_key + self.first_key, ROWS)
+        queries = pl.ds(self.tiles.q_tile(block, step.i) * size, size)
+        target = self.scores_g.at[block.batch, head, keys, queries]
+        plgpu.copy_smem_to_gmem(ds_s.at[self.rows], target)
 
     def add_dq(self, step: _Step, sums: Any) -> None:
         """Adds this warpgroup's part of the gradient of the queries to the sums."""
@@ -349,26 +378,27 @@ class Worker:
         # Other warpgroups read the keys for the last time before they arrive here.
         plgpu.barrier_arrive(s["ds_full"])
         plgpu.barrier_wait(s["ds_full"])
-        mine, keys, columns = self.finish_windows()
         growth = attention_dropout.growth(p.dropout) if p.dropout else None
-        for target, memory, sums, scale, window in (
-            (dv_g, s["v_s"], dv, growth, columns or p.value_window),
-            (dk_g, s["k_s"], dk, p.scale, columns or p.head_window),
+        keys = pl.ds(self.block.first_key + self.first_key, ROWS)
+        place = (self.block.result, keys, self.block.kv_head)
+        for target, memory, sums, scale, dims, window in (
+            (dv_g, s["v_s"], dv, growth, self.value_dims, p.value_window),
+            (dk_g, s["k_s"], dk, p.scale, self.key_dims, p.head_window),
         ):
             values = plgpu.wgmma_accumulator_load(sums, wait_n=0)
             if scale is not None:
                 values = values * scale
-            memory[mine] = values.astype(p.dtype)
+            memory[self.rows, dims] = values.astype(p.dtype)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(memory.at[mine], target.at[*keys, *window])
+            mine, window = self.finish_windows(dims, window)
+            plgpu.copy_smem_to_gmem(memory.at[mine], target.at[*place, *window])
         plgpu.wait_smem_to_gmem(0)
 
-    def finish_windows(self) -> tuple[Any, Any, tuple[Any, ...]]:
-        """Where this warpgroup's gradients go, in shared and in global memory, and which elements
-        of the head, if not all."""
-        block = self.block
-        keys = pl.ds(block.first_key + self.first_key, ROWS)
-        return (self.rows, slice(None)), (block.result, keys, block.kv_head), ()
+    def finish_windows(self, dims: Any, window: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """Where this warpgroup's gradients are in shared memory, and which elements of the head
+        they are: ``window`` if all."""
+        del dims
+        return (self.rows, slice(None)), window
 
 
 def worker_class(config: BackwardConfig) -> type[Worker]:
@@ -390,9 +420,12 @@ class SharedKeysWorker(Worker):
         self.first_key = 0
         self.queries = self.config.block_q // self.config.warpgroups
         self.first_query = pl.multiple_of(self.thread * self.queries, self.queries)
-        self.columns = self.problem.head_dim // self.config.warpgroups
-        start = pl.multiple_of(self.thread * self.columns, self.columns)
-        self.dims = pl.ds(start, self.columns)
+        sizes = (self.problem.head_dim, self.problem.value_tile)
+        self.key_columns, self.value_columns = (size // self.config.warpgroups for size in sizes)
+        self.key_dims, self.value_dims = (
+            pl.ds(pl.multiple_of(self.thread * columns, columns), columns)
+            for columns in (self.key_columns, self.value_columns)
+        )
 
     def step(self, step: _Step, dk: Any, dv: Any, scores: Any) -> None:
         """One tile of queries."""
@@ -412,8 +445,7 @@ class SharedKeysWorker(Worker):
         do_stage = self.d_out_stage(step.number)
         self.start_scores(step.number, scores)
         plgpu.barrier_wait(s["do_full"].at[do_stage])
-        d_out = s["do_s"].at[do_stage, pl.ds(self.first_query, self.queries)]
-        plgpu.wgmma(dp, s["v_s"], plgpu.transpose_ref(d_out, (1, 0)), accumulate=False)
+        self.start_products(dp, s["do_s"].at[do_stage, pl.ds(self.first_query, self.queries)])
         probabilities, slope = self.probabilities(step, scores, 1)
         ds = self.scaled(step, plgpu.wgmma_accumulator_load(dp, wait_n=0), probabilities, slope)
 
@@ -434,9 +466,9 @@ class SharedKeysWorker(Worker):
         q_stage, do_stage = self.q_stage(step.number), self.d_out_stage(step.number)
         ds_s = s["ds_s"].at[0]
         left = plgpu.transpose_ref(ds_s, (1, 0))
-        plgpu.wgmma(dq, left, s["k_s"].at[:, self.dims], accumulate=False)
-        plgpu.wgmma(dv, s["p_s"], s["do_s"].at[do_stage, :, self.dims])
-        plgpu.wgmma(dk, ds_s, s["q_s"].at[q_stage, :, self.dims])
+        plgpu.wgmma(dq, left, s["k_s"].at[:, self.key_dims], accumulate=False)
+        plgpu.wgmma(dv, s["p_s"], s["do_s"].at[do_stage, :, self.value_dims])
+        plgpu.wgmma(dk, ds_s, s["q_s"].at[q_stage, :, self.key_dims])
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         self.add_dq(step, plgpu.wgmma_accumulator_load(dq, wait_n=2))
         plgpu.wgmma_wait(1)
@@ -445,9 +477,7 @@ class SharedKeysWorker(Worker):
         plgpu.barrier_arrive(s["ds_empty"])
         plgpu.barrier_arrive(s["q_empty"].at[q_stage])
 
-    def finish_windows(self) -> tuple[Any, Any, tuple[Any, ...]]:
-        """Where this warpgroup's gradients go, in shared and in global memory, and which elements
-        of the head, if not all."""
-        block = self.block
-        keys = pl.ds(block.first_key, ROWS)
-        return (slice(None), self.dims), (block.result, keys, block.kv_head), (self.dims,)
+    def finish_windows(self, dims: Any, window: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """See :meth:`Worker.finish_windows`."""
+        del window
+        return (slice(None), dims), (dims,)

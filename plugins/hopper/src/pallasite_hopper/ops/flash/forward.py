@@ -340,7 +340,7 @@ class _Forward:
                 softmax.partial_sums(weights),
                 kept.astype(problem.out_dtype),
             )
-            acc[...] = jnp.zeros((ROWS, problem.value_tile), jnp.float32)
+            acc[...] = jnp.zeros((ROWS, problem.value_columns), jnp.float32)
 
             def step(masked: bool) -> Callable[[Any, Any], Any]:
                 return lambda index, carry: self._step(
@@ -362,13 +362,13 @@ class _Forward:
             if config.separate_out:
                 plgpu.barrier_arrive(self.scratch["q_empty"].at[warpgroup])
             end, maxima, sums, weights = carry
-            plgpu.wgmma(acc, weights, self.scratch["v_smem"].at[end])
+            plgpu.wgmma(acc, weights, self._values(end))
             result = plgpu.wgmma_accumulator_load(acc, wait_n=0)
             plgpu.barrier_arrive(self.scratch["v_empty"].at[end])
             self._finish(result, maxima, sums, out, lse, tile, start, warpgroup)
             return self._next(end)
 
-        return pl.run_scoped(scope, plgpu.ACC((ROWS, problem.value_tile), jnp.float32))
+        return pl.run_scoped(scope, plgpu.ACC((ROWS, problem.value_columns), jnp.float32))
 
     def _full_blocks(self, tile: Tile, start: Any) -> Any:
         """How many blocks of keys, from the first, all rows from ``start`` on see as a whole."""
@@ -420,8 +420,19 @@ class _Forward:
             plgpu.barrier_arrive(self.scratch["turn"].at[following])
 
     def _start_scores(self, scores: Any, stage: Any, warpgroup: Any) -> None:
-        keys = plgpu.transpose_ref(self.scratch["k_smem"].at[stage], (1, 0))
-        plgpu.wgmma(scores, self.scratch["q_smem"].at[warpgroup], keys, accumulate=False)
+        # The rest is zeros.
+        columns = pl.ds(0, self.problem.head_columns)
+        keys = plgpu.transpose_ref(self.scratch["k_smem"].at[stage, :, columns], (1, 0))
+        queries = self.scratch["q_smem"].at[warpgroup, :, columns]
+        plgpu.wgmma(scores, queries, keys, accumulate=False)
+
+    @property
+    def _multiplied(self) -> Any:
+        """The columns of values that are; the rest is zeros."""
+        return pl.ds(0, self.problem.value_columns)
+
+    def _values(self, stage: Any) -> Any:
+        return self.scratch["v_smem"].at[stage, :, self._multiplied]
 
     def _first_scores(self, stage: Any, warpgroup: Any) -> Any:
         def scope(scores: Any) -> Any:
@@ -456,7 +467,7 @@ class _Forward:
             plgpu.barrier_wait(s["k_full"].at[following])
             self._wait_turn(warpgroup)
             self._start_scores(scores, following, warpgroup)
-            plgpu.wgmma(acc, weights, s["v_smem"].at[stage])
+            plgpu.wgmma(acc, weights, self._values(stage))
             self._pass_turn(warpgroup)
             return plgpu.wgmma_accumulator_load(scores, wait_n=1)
 
@@ -473,7 +484,7 @@ class _Forward:
         plgpu.barrier_wait(s["v_full"].at[following])
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=0)
         plgpu.barrier_arrive(s["v_empty"].at[stage])
-        acc[...] = so_far * softmax.broadcast_rows(shrink, problem.value_tile)
+        acc[...] = so_far * softmax.broadcast_rows(shrink, problem.value_columns)
         kept = self._kept(fresh, tile, start, block)
         return following, maxima, sums, kept.astype(problem.out_dtype)
 
@@ -576,7 +587,7 @@ class _Forward:
         inverse = jnp.where(empty, 0.0, attention_dropout.growth(problem.dropout) / total)
         if share is not None:
             inverse = inverse * share
-        values = acc * softmax.broadcast_rows(inverse, problem.value_tile)
+        values = acc * softmax.broadcast_rows(inverse, problem.value_columns)
         first, count = start, ROWS
         if config.split > 1:
             count = ROWS // config.split
@@ -592,7 +603,7 @@ class _Forward:
                 staging = staging.at[:, pl.ds(0, problem.value_tile)]
         if config.split > 1:
             staging = staging.at[pl.ds(0, count)]
-        staging[...] = values
+        staging[:, self._multiplied] = values
         plgpu.commit_smem()
         rows = pl.ds(first, count)
         plgpu.copy_smem_to_gmem(staging, out.at[tile.batch, rows, tile.head, *self._of_values])
@@ -655,8 +666,8 @@ class _Forward:
 
     def _added(self, values: Any, first: Any, count: int, warpgroup: Any) -> Any:
         """This block's rows of the sum over the blocks."""
-        self._own("sums", warpgroup)[...] = values
+        self._own("sums", warpgroup)[:, self._multiplied] = values
         self._meet()
         mine = pl.ds(pl.multiple_of(first, count), count)
         parts = self._of_parts("sums", warpgroup)
-        return functools.reduce(jnp.add, [ref.at[mine][...] for ref in parts])
+        return functools.reduce(jnp.add, [ref[mine, self._multiplied] for ref in parts])

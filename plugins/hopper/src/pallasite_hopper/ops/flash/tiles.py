@@ -98,6 +98,17 @@ class Problem:
         return head_tile(self.value_dim)
 
     @property
+    def head_columns(self) -> int:
+        """Columns of a head in shared memory that are multiplied: whole steps of instructions."""
+        step = 32 // int(np.dtype(self.dtype).itemsize)
+        return -(-self.head_dim // step) * step
+
+    @property
+    def value_columns(self) -> int:
+        """Columns of a value in shared memory that are multiplied, and of results in registers."""
+        return -(-self.value_dim // 8) * 8
+
+    @property
     def heads(self) -> int:
         """Heads of all batches."""
         return self.batch * self.q_heads
