@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pallasite_std.ops.arguments import positive as positive
     from pallasite_std.ops.arguments import random_array as random_array
     from pallasite_std.ops.arguments import whole_numbers as whole_numbers
+    from pallasite_std.ops.arguments import zeros as zeros
     from pallasite_std.ops.decode.arguments import DecodeAccepted as DecodeAccepted
     from pallasite_std.ops.decode.arguments import DecodeOptions as DecodeOptions
     from pallasite_std.ops.decode.arguments import DecodeProblem as DecodeProblem
@@ -169,6 +170,7 @@ _NAMES = {
         "positive",
         "random_array",
         "whole_numbers",
+        "zeros",
     ),
     "ops.decode.arguments": (
         "DecodeAccepted",
