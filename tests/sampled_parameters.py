@@ -82,17 +82,15 @@ def _goals(values: dict[str, Hashable], alone: Collection[str]) -> Goals:
 
 
 def _values(test: pytest.Function) -> Iterator[tuple[str, Hashable]]:
-    """What tells a test's parameters apart; two that are written alike are equal."""
+    """What tells a test's parameters apart; two that are written alike, or the same, are equal."""
     if not hasattr(test, "callspec"):
         return
     for name, value in test.callspec.params.items():
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             for field in dataclasses.fields(value):
                 yield f"{name}.{field.name}", repr(getattr(value, field.name))
-        elif _is_written(value):
-            yield name, repr(value)
         else:
-            yield name, ("at", test.callspec.indices[name])
+            yield name, repr(value) if _is_written(value) else id(value)
 
 
 def _is_written(value: object) -> bool:

@@ -75,7 +75,7 @@ def test_sessions(arguments, tests, tmp_path):
         "@pytest.mark.slow\n"
         "def test_long(): pass\n"
         "@pytest.mark.sampled\n"
-        "@pytest.mark.parametrize('x', range(3))\n"
+        "@pytest.mark.parametrize('x', [sum, min, max])\n"
         "@pytest.mark.parametrize('y', range(3))\n"
         "@pytest.mark.parametrize('z', range(3))\n"
         "def test_product(x, y, z): pass\n"
