@@ -25,6 +25,8 @@ pytestmark = pytest.mark.runs_kernels
         ((1, 70001), 2, "float16", "sm_90"),  # A row does not fit registers.
         ((7, 13), 13, "float16", "sm_120a"),
         ((1,), 1, "float32", "sm_90a"),
+        ((4097,), 5, "float32", "sm_120a"),  # Nothing follows the only row in memory.
+        ((1, 3001), 8, "bfloat16", "sm_90a"),
     ],
 )
 def test_shapes(shape, k, dtype, target):

@@ -228,7 +228,7 @@ def _kernel(
         size = 1 if parts is None else parts * run
         padded = -(-resident.width // size) * size
         along = padded > resident.width  # Rows are read with what follows them in memory.
-        if parts is None or (along and segments > 1):
+        if parts is None or (along and (segments > 1 or padded > rows * columns)):
             one_by_one(0)
             return
         if not along:
