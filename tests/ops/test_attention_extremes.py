@@ -241,3 +241,34 @@ def test_scores_that_overflow(target, queries):
     scores[..., 10:20] = -np.inf
     expected = np.einsum("bhqk,bkhd->bqhd", softmax_of(scores, scores < np.inf), exact(v))
     assert error(out, expected) < TOLERANCE["bfloat16"]
+
+
+@pytest.mark.parametrize(("target", "most"), [("sm_90a", 2.0**24), ("sm_100a", np.inf)])
+@pytest.mark.parametrize("kernels", ["several", "single"])
+def test_gradients_of_large_scores(target, most, kernels, monkeypatch):
+    """By Hopper's kernels of queries whose log-sum-exp tells weights, by the others of all."""
+    if kernels == "several":
+        monkeypatch.setattr(single_api, "chosen", lambda *_: None)
+    q, k, v, d_out = (exact(one) for one in operands(90, 130, "bfloat16", heads=1))
+    sizes = np.exp2(np.array([0, 4, 9, 30, 60])[np.arange(90) % 5]) * (-1.0) ** np.arange(90)
+    q[..., 0], q[..., 1:] = sizes[:, None], q[..., 1:] / 4
+    k[..., 0] = np.array([1, 1, 2, 2])[np.arange(130) % 4, None]
+    given = [jnp.asarray(one, "bfloat16") for one in (q, k, v, d_out)]
+
+    def run(q, k, v, d_out):
+        out, pullback = jax.vjp(pallasite.ops.attention, q, k, v)
+        return out, pullback(d_out)
+
+    with on(target):
+        out, found = jax.jit(run)(*given)
+    q, k, v, d_out = map(exact, given)
+    scores = (np.einsum("bqhd,bkhd->bhqk", q, k) / 8).astype(np.float32)
+    weights = softmax_of(scores, np.ones(scores.shape, bool))
+    assert error(out, np.einsum("bhqk,bkhd->bqhd", weights, v)) < TOLERANCE["bfloat16"]
+    weights = np.where(abs(scores.max(-1, keepdims=True)) < most, weights, 0.0)
+    *others, d_v, _ = gradients_of(weights, q, k, v, d_out, 1 / 8)
+    assert error(found[2], d_v) < 3 * TOLERANCE["bfloat16"]
+    small = sizes[:, None] ** 2 < 2.0**10
+    d_q = np.where(small[..., None], others[0], 0)
+    assert error(jnp.where(small[..., None], found[0], 0), d_q) < 3 * TOLERANCE["bfloat16"]
+    assert all(np.isfinite(exact(one)).all() for one in found)

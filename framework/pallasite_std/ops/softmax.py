@@ -28,9 +28,9 @@ def lowest(factor: float) -> float:
     return LOWEST / max(1.0, factor)
 
 
-COARSE = -float(1 << 24)
-"""Logarithm of a row's sum from which on down float32 has no fractions: of how many keys it is, is
-lost in it."""
+COARSE = float(1 << 24)
+"""Size of the logarithm of a row's sum from which on float32 has no fractions: of how many keys it
+is, is lost in it."""
 
 
 def exponents(logarithms: Any) -> Any:
@@ -39,10 +39,10 @@ def exponents(logarithms: Any) -> Any:
     Args:
       logarithms: natural logarithms of the sums of exponentials, of rows.
 
-    Infinite, so that the row has no weights, where it sees no key or where every key has so low a
-    score that the weights cannot be told from the sum: see :func:`normalized` for these.
+    Infinite, so that the row has no weights, where it sees no key or where scores are so large, of
+    either sign, that the weights cannot be told from the sum: see :func:`normalized` for these.
     """
-    return jnp.where(logarithms <= COARSE, jnp.inf, logarithms * LOG2_E)
+    return jnp.where(jnp.abs(logarithms) >= COARSE, jnp.inf, logarithms * LOG2_E)
 
 
 def normalized(scores: Any, factor: float, maxima: Any, logarithms: Any) -> Any:

@@ -178,9 +178,9 @@ def attention_backward(
     Args:
       q, k, v, options: as of :func:`attention`.
       out: its result.
-      lse: (batch, q_heads, q_seq), float32: its log-sum-exp, as of :func:`attention_forward`. Below
-        ``-2**24`` it does not tell weights any more, and such queries have no gradients here;
-        those of :func:`attention` are of both parts of it.
+      lse: (batch, q_heads, q_seq), float32: its log-sum-exp, as of :func:`attention_forward`. From
+        ``2**24`` on, of either sign, it does not tell weights any more, and such queries have no
+        gradients here; those of :func:`attention` are of both parts of it where there is a bias.
       d_out: the gradient with respect to ``out``, an array like it.
 
     Returns:

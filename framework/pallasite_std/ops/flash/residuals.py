@@ -34,7 +34,7 @@ def two_numbers(kept: Any, scale: float) -> Any:
     """The parts, of either form. Where one number does not tell weights, there are none."""
     if kept.ndim == 4:
         return kept
-    lost = kept <= COARSE
+    lost = jnp.abs(kept) >= COARSE
     parts = jnp.where(lost, 0.0, kept / scale), jnp.where(lost, -jnp.inf, 0.0)
     return jnp.stack(parts, axis=2)
 
