@@ -59,6 +59,7 @@ def test_dtypes(a, b, acc):
 @pytest.mark.parametrize(
     ("dtype", "swizzles"), [(F16, (64, 128)), (I8, (32, 64)), (E4M3, (128, 32))]
 )
+@pytest.mark.sampled
 def test_major_dimensions_and_swizzles(dtype, swizzles, a_turned, b_turned):
     acc = I32 if dtype == I8 else F32
     a, b = swizzles

@@ -307,6 +307,7 @@ def test_sparse_with_scales(a, scale, block):
     ],
     ids=str,
 )
+@pytest.mark.sampled(alone=("a", "options", "semantics"))
 def test_the_left_operand_is_in_tensor_memory(a, options, semantics):
     made = Case(a=a, n=64, a_in_tmem=True, semantics=semantics, **options).check()
     assert "[a], b" in made.ptx

@@ -53,6 +53,7 @@ def signed(x):
 
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn", "int4", "int64"])
+@pytest.mark.sampled(alone=("semantics", "dtype"))
 def test_strided(semantics, dtype, request):
     if dtype == "int64":
         request.getfixturevalue("x64")
@@ -220,6 +221,7 @@ TILES = mgpu.TileTransform((8, 32))
 
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("part", ["all", "slice", "view", "unknown", "single", "turned"])
+@pytest.mark.sampled(alone=("semantics", "part"))
 def test_copies(semantics, part):
     """``async_copy`` writes an argument, or a part of one given in either way."""
     x = inputs((64, 64))

@@ -99,6 +99,7 @@ def test_arguments_and_results(semantics, name, dtype):
 
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.sampled(alone=("semantics", "name"))
 def test_indices_of_elements(semantics, name):
     """What the other side takes an element's indices to be are its indices here."""
     layout, theirs, shape = LAYOUTS[name]

@@ -325,6 +325,7 @@ def test_portions_are_the_whole_movement(
         (8, 190, (3, 129)),
     ],
 )
+@pytest.mark.sampled(alone=("count", "taken", "shape", "semantics"))
 def test_many_arrays_where_little_shared_memory_is_left(
     count: int, taken: int, shape: tuple[int, ...], semantics: Any
 ) -> None:
@@ -469,6 +470,7 @@ def test_slices_of_memory_that_is_written_are_not_loaded_again() -> None:
 @pytest.mark.parametrize("semantics", SEMANTICS)
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
 @pytest.mark.parametrize("shape", [(27, 30, 1), (61, 7), (50, 90)])
+@pytest.mark.sampled
 def test_arrays_that_make_up_another_are_stored_by_themselves(
     shape: tuple[int, ...], dtype: Any, semantics: Any
 ) -> None:

@@ -44,6 +44,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.sampled(alone=("name", "semantics"))
 def test_functions(name: str, semantics: Semantics) -> None:
     function = FUNCTIONS[name]
     dtype = "int4" if len(name) % 2 else "uint4"

@@ -124,6 +124,7 @@ def test_a_slice_that_is_also_used_alone() -> None:
     ("shape", "dtype", "axis"),
     [((45, 27), np.int8, 0), ((29, 51), np.float32, 1), ((7, 11, 16), bool, 1), ((333,), "V", 0)],
 )
+@pytest.mark.sampled
 def test_taken_elements(
     shape: tuple[int, ...], dtype: Any, axis: int, mode: str, semantics: Any
 ) -> None:

@@ -39,6 +39,7 @@ def test_blocks_of_odd_rows() -> None:
     ("shape", "block"), [((12, 64), (4, 5)), ((8, 32), (8, None)), ((5, 3, 32), (None, 2, 7))]
 )
 @pytest.mark.parametrize("order", ["parallel", "sequential"])
+@pytest.mark.sampled
 def test_odd_blocks_of_even_rows(shape: Any, block: Any, order: Any, semantics: Any) -> None:
     """The rows of blocks are no multiples of 16 bytes, those of the arrays are."""
 

@@ -66,6 +66,7 @@ def run(function, x, semantics, occupied=0, threads=1):
 @SEMANTICS
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("shape", [(80, 64), (61, 83)], ids=str)
+@pytest.mark.sampled
 def test_movements_beside_other_memory(move, shape, semantics):
     """20 KiB are moved, between arithmetic, through 12."""
     x = values(shape, np.float32)
@@ -75,6 +76,7 @@ def test_movements_beside_other_memory(move, shape, semantics):
 
 @SEMANTICS
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.int8, bool, np.int16, np.uint32], ids=str)
+@pytest.mark.sampled(alone=("dtype", "semantics"))
 def test_types(dtype, semantics):
     x = values((53, 251 if np.dtype(dtype).itemsize == 1 else 127), dtype)
     run(lambda x: jnp.roll(x, (3, 5), (0, 1)) == x, x, semantics, MOST - ROOM)
@@ -93,6 +95,7 @@ def test_a_start_that_is_not_known(semantics):
 
 @SEMANTICS
 @pytest.mark.parametrize("rolled", ["rows", "both", "both, and more"])
+@pytest.mark.sampled(alone=("rolled", "semantics"))
 def test_more_than_all_shared_memory(rolled, semantics):
     x = values((231, 256), np.float32)
     by = {

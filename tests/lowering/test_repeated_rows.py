@@ -67,6 +67,7 @@ def test_what_is_repeated(
 @pytest.mark.parametrize("semantics", SEMANTICS)
 @pytest.mark.parametrize("name", ["lt", "le", "gt", "ge", "eq", "ne"])
 @pytest.mark.parametrize("shape", [(207, 9), (9, 207), (3, 33, 17)])
+@pytest.mark.sampled
 def test_masks_of_indices(shape: tuple[int, ...], name: str, semantics: Any) -> None:
     x = numbers(shape, np.int32, 2) + 1
 
