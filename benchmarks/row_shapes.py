@@ -177,7 +177,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "all pipelined, converted by words": (*_PIPELINED, *_BY_WORDS),
     "warpgroups await the block": _AWAITED,
     "few rows of taller tiles": (*_AWAITED, (norm_kernels, "TALLER", True)),
-    "few rows have a block each": (*_AWAITED, (tiling, "SPREAD", True)),
+    "few rows spread over blocks": ((tiling, "SPREAD", True),),
     "few rows shared from 8 elements on": (*_AWAITED, (tiling, "SHARED_FROM", 8)),
     "few rows shared from 16 elements on": (*_AWAITED, (tiling, "SHARED_FROM", 16)),
     "few rows by whole warpgroups": ((tiling, "RAGGED", False),),

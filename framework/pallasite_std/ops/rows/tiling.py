@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-LANES = 128
+LANES, WARPS = 128, 4
 MOST_WARPGROUPS = 8
 VECTOR_BYTES = 16
 BUSY_ROWS = 512
@@ -106,7 +106,10 @@ RAGGED = True
 """Whether warpgroups share few rows also if the last one then has fewer columns."""
 
 SPREAD = False
-"""Whether few short rows have a block each."""
+"""Whether few short rows are spread over as many blocks as have a row for each warp."""
+
+_SPREAD_BLOCKS = 128
+"""Blocks that are enough then."""
 
 SHARED_FROM: int | None = None
 """Elements of a lane from which on warpgroups share few rows that one would hold."""
@@ -126,8 +129,8 @@ def few_rows_tiling(rows: int, tiling: RowTiling, itemsize: int) -> RowTiling:
       itemsize: of an element in memory, in bytes.
     """
     columns, vector = tiling.columns, max(1, VECTOR_BYTES // itemsize)
-    if SPREAD and tiling.height > 1 and rows < BUSY_ROWS * tiling.height:
-        height = 1 << (max(1, rows // BUSY_ROWS).bit_length() - 1)
+    if SPREAD and tiling.height > WARPS and rows < _SPREAD_BLOCKS * tiling.height:
+        height = 1 << (max(WARPS, rows // _SPREAD_BLOCKS).bit_length() - 1)
         return dataclasses.replace(tiling, height=height)
     shared = SHARED_FROM is not None and tiling.threads == 1 and columns > SHARED_FROM * LANES
     if not RAGGED or (tiling.resident and not shared) or rows >= BUSY_ROWS:
