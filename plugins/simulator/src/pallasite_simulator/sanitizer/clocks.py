@@ -86,12 +86,13 @@ class Clocks:
         if found is None:
             found = self.names[name] = self.fixed + len(self.names)
             if found >= self.width:
-                more = ((0, 0), (0, max(_COLUMNS_MORE, len(self.names))))
-                self.generic = np.pad(self.generic, more)
-                self.fenced = np.pad(self.fenced, more)
-                self.last = np.pad(self.last, more[1])
-                self._begun = np.pad(self._begun, more[1])
-                self._begun_before = np.pad(self._begun_before, more[1])
+                width = self.width + max(_COLUMNS_MORE, len(self.names))
+                rows = len(self.generic)
+                self.generic = _extended(self.generic, rows, width)
+                self.fenced = _extended(self.fenced, rows, width)
+                self.last = _extended(self.last, width)
+                self._begun = _extended(self._begun, width)
+                self._begun_before = _extended(self._begun_before, width)
         return found
 
     def name(self, column: int) -> Hashable:
@@ -397,10 +398,9 @@ class Clocks:
 
     def _grow(self) -> None:
         count = len(self.generic)
-        more = ((0, count), (0, 0))
-        self.generic = np.pad(self.generic, more)
-        self.fenced = np.pad(self.fenced, more)
-        self.floor = np.pad(self.floor, more[0])
+        self.generic = _extended(self.generic, 2 * count, self.width)
+        self.fenced = _extended(self.fenced, 2 * count, self.width)
+        self.floor = _extended(self.floor, 2 * count)
         self.foreign += [None] * count
         self.over += [NOTHING] * count
         self._free = [*range(2 * count - 1, count - 1, -1), *self._free]
@@ -429,3 +429,11 @@ class Clocks:
             self.foreign[row] = None
             self.over[row] = NOTHING
         self._limit = max(_ROWS_BEFORE_COLLECTION, 2 * len(live))
+
+
+def _extended(array: Array, *shape: int) -> Array:
+    """An array with zeros behind its elements; the system makes pages of zeros when they are used,
+    which takes less time than writing them (``numpy.pad``)."""
+    result: Array = np.zeros(shape, array.dtype)
+    result[tuple(map(slice, array.shape))] = array
+    return result
