@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Collection, Iterator
@@ -154,9 +153,9 @@ def deeper(config: MatmulConfig, sizes: Sizes) -> Iterator[MatmulConfig]:
     stages were, if each block has one tile: none that is chosen without measuring."""
     m, n = (sizes.n, sizes.m) if config.swap else (sizes.m, sizes.n)
     tiles = -(-m // config.tile_m) * -(-n // config.tile_n)
-    ways = [dataclasses.replace(config, epilogue_in_stages=False)]
+    ways = [config.changed(epilogue_in_stages=False)]
     if _may_end_in_stages(config, sizes):
-        ways += [dataclasses.replace(config, epilogue_in_stages=True)]
+        ways += [config.changed(epilogue_in_stages=True)]
     for way in ways:
         for limited, most in ((True, MAXIMUM_STAGES), (True, DEEPEST), (False, DEEPEST)):
             found = with_most_stages(way, sizes.size, sizes.out_size, most=most)
@@ -268,11 +267,11 @@ def _alternate_tiles(sizes: Sizes) -> Iterator[tuple[MatmulConfig, tuple[int, in
         tile_n=64, tile_k=128 // sizes.size, stages=2, alternate=True, epilogue_n=8
     )
     for tile_m, tile_n in _ALTERNATE_TILES:
-        yield dataclasses.replace(usual, tile_m=tile_m, tile_n=tile_n), (m, n)
+        yield usual.changed(tile_m=tile_m, tile_n=tile_n), (m, n)
     for columns, rows in _swapped_columns(sizes):
         for tile_m, (least, most) in _ALTERNATE_COLUMNS.items():
             if tile_m in rows and least <= columns <= most:
-                tile = dataclasses.replace(usual, swap=True, tile_m=tile_m, tile_n=columns)
+                tile = usual.changed(swap=True, tile_m=tile_m, tile_n=columns)
                 yield tile, (n, m)
 
 
@@ -283,10 +282,15 @@ def _group(tile: MatmulConfig, way: dict[str, Any], m: int, n: int) -> int:
     cluster = way.get("cluster", 1) * across
     along_m = cluster // across if way.get("cluster_along") == "m" else across
     step_m, step_n = tile.tile_m * along_m, tile.tile_n * cluster // along_m
+    return _group_of(step_m, step_n, cluster * way.get("split_k", 1), m, n)
+
+
+@functools.lru_cache(maxsize=1024)
+def _group_of(step_m: int, step_n: int, blocks: int, m: int, n: int) -> int:
+    """The same, of what a cluster computes at a time and of blocks that share it."""
     m_tiles, n_tiles = -(-m // step_m), -(-n // step_n)
     if n_tiles == 1:
         return 1
-    blocks = cluster * way.get("split_k", 1)
     near = max(1, min(H200.near // blocks, m_tiles * n_tiles))
 
     def read(group: int) -> float:
@@ -424,7 +428,7 @@ def _completed(
     if epilogue is None:
         return None
     group = _group(tile, way, m, n)
-    return dataclasses.replace(tile, epilogue_n=epilogue, evict_first=once, group=group, **way)
+    return tile.changed(epilogue_n=epilogue, evict_first=once, group=group, **way)
 
 
 def _with_stages(
@@ -439,7 +443,7 @@ def _with_stages(
     small = config.tile_m * config.tile_n < _FROM_WHICH_COLUMNS_WAIT and sizes.size == 2
     shared = config.cluster_blocks * config.split_k > 1
     if several and small and not shared and _may_end_in_stages(config, sizes):
-        there = dataclasses.replace(config, epilogue_in_stages=True)
+        there = config.changed(epilogue_in_stages=True)
         return there if there.fits(sizes.size, sizes.out_size) else config
     return config
 
@@ -451,7 +455,7 @@ def _limited(config: MatmulConfig, tiles: int, n: int, sizes: Sizes) -> MatmulCo
         ahead = _IN_FLIGHT if units > H200.multiprocessors else _IN_FLIGHT_AT_ONCE
         stages = max(4, ahead // (config.tile_m * config.tile_k * sizes.size))
         if stages < config.stages:
-            config = dataclasses.replace(config, stages=stages)
+            config = config.changed(stages=stages)
     return config
 
 
@@ -475,7 +479,7 @@ def asks_for_much(config: MatmulConfig, sizes: Sizes) -> bool:
 def _shallower(config: MatmulConfig, sizes: Sizes) -> MatmulConfig:
     """The same configuration with as many stages as do not."""
     step = _swapped_tiles(config, sizes) * config.stage_bytes(sizes.size)
-    return dataclasses.replace(config, stages=max(_FEW_STAGES, int(_ALL_IN_FLIGHT / step)))
+    return config.changed(stages=max(_FEW_STAGES, int(_ALL_IN_FLIGHT / step)))
 
 
 def _swapped_tiles(config: MatmulConfig, sizes: Sizes) -> int:
@@ -494,7 +498,7 @@ def _with_narrow_epilogue(config: MatmulConfig, sizes: Sizes) -> Iterator[Matmul
         return
     for epilogue in (32, 16):
         if config.parts == config.split_k == 1 and epilogue < config.epilogue_n:
-            narrow = dataclasses.replace(config, epilogue_n=epilogue)
+            narrow = config.changed(epilogue_n=epilogue)
             narrow = with_most_stages(narrow, sizes.size, sizes.out_size)
             if narrow.stages > config.stages:
                 yield narrow
@@ -507,7 +511,7 @@ def _in_stages(config: MatmulConfig, sizes: Sizes) -> MatmulConfig | None:
     shared = config.cluster_blocks * config.split_k * config.parts > 1
     if shared or not _may_end_in_stages(config, sizes):
         return None
-    there = dataclasses.replace(config, epilogue_in_stages=True)
+    there = config.changed(epilogue_in_stages=True)
     there = with_most_stages(there, sizes.size, sizes.out_size)
     fits = there.stages > config.stages and there.fits(sizes.size, sizes.out_size)
     return there if fits else None
@@ -533,4 +537,4 @@ def with_most_stages(
     stages = min(free // config.stage_bytes(size), most)
     if over_sums and stages * config.stage_bytes(size) < config.sums_bytes:
         stages = 0
-    return dataclasses.replace(config, stages=stages)
+    return config.changed(stages=stages)

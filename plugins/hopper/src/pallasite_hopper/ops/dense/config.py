@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from pallasite.plugin import InvalidValueError
 
@@ -181,6 +182,13 @@ class MatmulConfig:
                 "MatmulConfig.epilogue_n does not divide the columns that a warpgroup writes",
                 got=f"{self.epilogue_n} of {self.warpgroup_n} / {self.split_k}",
             )
+
+    def changed(self, **fields: Any) -> MatmulConfig:
+        """As ``dataclasses.replace``, in a tenth of the time: for fields that are known to go
+        together, since nothing is checked."""
+        result = object.__new__(MatmulConfig)
+        result.__dict__.update(self.__dict__, **fields)
+        return result
 
     def _check_rest(self, rest: MatmulConfig) -> None:
         step = self.step_m if self.rest_along == "m" else self.step_n
