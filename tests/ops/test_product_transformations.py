@@ -471,3 +471,29 @@ def test_captured_values_that_mix(matmul):
     a, b = bf16(40, 64), bf16(64, 48)
     with pytest.raises(InvalidValueError, match="element by element"):
         jax.jit(lambda s: matmul(a, b, activation=lambda x: x - s * x.sum()))(1.0)
+
+
+GATED = {"hopper": hopper_ops.gated_matmul, "portable": ops.gated_matmul}
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("target", GATED)
+def test_gated(target):
+    """Forward derivatives, also of several at once."""
+    gated = GATED[target]
+    a, gate, up = bf16(3, 16, 32), bf16(32, 16, seed=1) / 4, bf16(32, 16, seed=2) / 4
+    given = a, gate, up
+
+    def expected(a, gate, up):
+        a, gate, up = (one.astype(jnp.float32) for one in (a, gate, up))
+        return jax.nn.silu(a @ gate) * (a @ up)
+
+    def loss(function):
+        every = jax.vmap(function, (0, None, None))
+        return lambda *given: jnp.sin(every(*given).astype(jnp.float32)).sum()
+
+    for form in (
+        lambda f: jax.jvp(f, given, given),
+        lambda f: jax.jvp(lambda a: f(a, gate, up), (a,), (a,)),
+    ):
+        agree(form(loss(gated)), form(loss(expected)), 2e-2)

@@ -9,11 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.activations import check_activation
 from pallasite_std.ops.arguments import in_32_bits, matched, zeros
+from pallasite_std.ops.dense.api import matmul
 from pallasite_std.ops.dense.batching import rows_joined
+from pallasite_std.ops.recomputed import Composition, recomputed_tangent
 from pallasite_std.ops.rows.arguments import FLOATS, names
 from pallasite_std.ops.rows.gated import Activation, gated_activation
 
@@ -48,19 +51,18 @@ def gated_matmul(
 
 
 def _run(activation: Activation, a: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
-    from pallasite_std.ops.dense.api import matmul
-
     return gated_activation(matmul(a, gate), matmul(a, up), activation)
 
 
 def gated_product(
-    run: Products, composition: Products
+    run: Products, composition: Products, product: Callable[..., jax.Array]
 ) -> Callable[[Any, Any, Any, Activation], jax.Array]:
     """``gated_matmul`` of (a, gate, up, activation), with checks and derivatives.
 
     Args:
       run: the operation.
-      composition: the same of operations that have derivatives.
+      composition: the same of operations that have gradients.
+      product: ``matmul``.
     """
 
     def joined(activation: Activation, *arrays: Any) -> jax.Array:
@@ -68,15 +70,21 @@ def gated_product(
         ways = (functools.partial(one, activation) for one in (run, composition))
         return rows_joined(*ways)(*arrays)
 
-    def forward(activation: Activation, *arrays: Any) -> tuple[Any, Any]:
-        return joined(activation, *arrays), arrays
+    def by_parts(activation: Activation, a: Any, gate: Any, up: Any) -> jax.Array:
+        gates, ups = (product(a, one).astype(jnp.float32) for one in (gate, up))
+        return (activation(gates) * ups).astype(a.dtype)
 
-    def backward(activation: Activation, arrays: Any, d_out: Any) -> tuple[Any, ...]:
-        _, pull_back = jax.vjp(lambda *given: composition(activation, *given), *arrays)
-        return tuple(pull_back(d_out))
+    wrapped: Any = jax.custom_jvp(joined, nondiff_argnums=(0,))
 
-    wrapped: Any = jax.custom_vjp(joined, nondiff_argnums=(0,))
-    wrapped.defvjp(in_32_bits(forward), in_32_bits(backward))
+    def derivative(activation: Activation, primals: Any, tangents: Any) -> tuple[Any, Any]:
+        given = [None if isinstance(one, SymbolicZero) else one for one in tangents]
+        out = wrapped(activation, *primals)
+        if all(one is None for one in given):
+            return out, jnp.zeros_like(out)
+        function, forward = (Composition(one, activation) for one in (composition, by_parts))
+        return out, recomputed_tangent(function, primals, given, forward)
+
+    wrapped.defjvp(in_32_bits(derivative), symbolic_zeros=True)
 
     def operation(a: Any, gate: Any, up: Any, activation: Activation) -> jax.Array:
         check_activation(activation)
@@ -117,4 +125,4 @@ def _checked(a: Any, gate: Any, up: Any) -> tuple[Any, Any, Any]:
     return a, gate, up
 
 
-_portable = gated_product(_run, _run)
+_portable = gated_product(_run, _run, matmul)

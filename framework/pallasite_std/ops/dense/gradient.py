@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive, jaxpr_as_fun
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad
 
 from pallasite_std.ops.activations import CapturingActivation
 from pallasite_std.ops.arguments import in_32_bits
@@ -19,14 +18,8 @@ from pallasite_std.ops.dense.arrangement import Run, RunMany, spread, with_epilo
 from pallasite_std.ops.dense.dimensions import COLUMN, ROW, Labels, matrices
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall
-from pallasite_std.ops.dense.product import (
-    Implementation,
-    Product,
-    bound,
-    derivative,
-    product_p,
-    transposed,
-)
+from pallasite_std.ops.dense.product import Implementation, Product, derivative, product_p
+from pallasite_std.ops.recomputed import Composition, recomputed_tangent
 
 type Extras = tuple[jax.Array, ...]
 
@@ -100,9 +93,8 @@ def _tangent(
 ) -> jax.Array:
     epilogue, dtype = product.call.epilogue, product.call.problem.out_dtype
     if epilogue != Epilogue(bias=epilogue.bias, residual=epilogue.residual):
-        some = [one for one, there in zip(tangents, given, strict=True) if there]
-        function = _jitted_tangent(product, given)
-        return bound(tangent_p, function, (*primals, *some), product=product, given=given)
+        some = [one if there else None for one, there in zip(tangents, given, strict=True)]
+        return recomputed_tangent(Composition(_with_sums, product), primals, some)
     # Bias and residual are added.
     dims, terms = product.dims, derivative(product, primals[:2], tangents[:2], dtype)
     labels = [dims.sums for _ in terms]
@@ -119,134 +111,13 @@ def _tangent(
     )
 
 
-tangent_p = Primitive("matmul_tangent")
-"""The derivative of a product with an epilogue, by the tangents that are given.
-
-Its operands are those of the product, then the tangents, in which it is linear. Its transpose
-computes the sums again, so that no sums are kept for it.
-"""
-
-
-def tangent(product: Product, given: Sequence[bool], *operands: Any) -> jax.Array:
-    """The derivative of a product with an epilogue.
-
-    Args:
-      product: of which it is.
-      given: which operands have a tangent.
-      operands: of the product, then the tangents.
-    """
-    primals, remaining = operands[: len(given)], iter(operands[len(given) :])
-    tangents = [
-        next(remaining) if there else ad.Zero(jax.typeof(one).to_tangent_aval())
-        for one, there in zip(primals, given, strict=True)
-    ]
-    a, b, *extras = primals
-    sums = sums_of(product).bind(a, b)
-    terms = derivative(product, (a, b), tangents[:2], np.float32)
-    change = functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(sums)
-    after, varied = _after(product, extras, given[2:])
-    changes = [one for one, there in zip(tangents[2:], given[2:], strict=True) if there]
-    result: jax.Array = jax.jvp(after, (sums, *varied), (change, *changes))[1]
-    return result
-
-
-@functools.lru_cache(maxsize=256)
-def _jitted_tangent(product: Product, given: tuple[bool, ...]) -> Any:
-    return jax.jit(functools.partial(tangent, product, given))
-
-
-def sums_of(product: Product) -> Product:
-    """A product without its epilogue."""
-    call = product.call
-    dims = dataclasses.replace(product.dims, out=product.dims.sums, extras=())
+def _with_sums(product: Product, a: jax.Array, b: jax.Array, *extras: jax.Array) -> jax.Array:
+    """The same product by functions that have derivatives: from its sums."""
+    call, dims = product.call, product.dims
     problem = dataclasses.replace(call.problem, out_dtype=np.dtype(np.float32))
-    call = MatmulCall(problem=problem, epilogue=Epilogue(), config=None)
-    return dataclasses.replace(product, call=call, dims=dims)
-
-
-def _after(
-    product: Product, extras: Sequence[Any], given: Sequence[bool]
-) -> tuple[Callable[..., jax.Array], list[Any]]:
-    """The epilogue as a function of sums and of those operands that are given, and these."""
-    varied = [one for one, there in zip(extras, given, strict=True) if there]
-
-    def after(sums: jax.Array, *varied: jax.Array) -> jax.Array:
-        remaining = iter(varied)
-        operands = [
-            next(remaining) if there else one for one, there in zip(extras, given, strict=True)
-        ]
-        return with_epilogue(product.call, product.dims, sums, operands)
-
-    return after, varied
-
-
-def _impl(*operands: Any, product: Product, given: tuple[bool, ...], jaxpr: Any) -> Any:
-    del product, given
-    return jaxpr_as_fun(jaxpr)(*operands)[0]
-
-
-def _abstract_eval(*avals: Any, product: Product, given: tuple[bool, ...], jaxpr: Any) -> Any:
-    return product_p.abstract_eval(*avals, product=product, jaxpr=jaxpr)[0]
-
-
-tangent_p.def_impl(_impl)
-tangent_p.def_abstract_eval(_abstract_eval)
-mlir.register_lowering(tangent_p, mlir.lower_fun(_impl, multiple_results=False))
-
-
-@in_32_bits
-def _batch(
-    operands: Sequence[Any], places: Sequence[int | None], *, jaxpr: Any, **params: Any
-) -> tuple[jax.Array, int]:
-    del params
-    return jax.vmap(jaxpr_as_fun(jaxpr), places)(*operands)[0], 0
-
-
-batching.primitive_batchers[tangent_p] = _batch
-
-
-@in_32_bits
-def _jvp_of_tangent(
-    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Any, **params: Any
-) -> tuple[jax.Array, jax.Array]:
-    del params
-    given = [not isinstance(one, ad.Zero) for one in tangents]
-
-    def function(*varied: Any) -> Any:
-        remaining = iter(varied)
-        operands = [
-            next(remaining) if there else one for one, there in zip(primals, given, strict=True)
-        ]
-        return jaxpr_as_fun(jaxpr)(*operands)[0]
-
-    varied, changes = (
-        [one for one, there in zip(some, given, strict=True) if there]
-        for some in (primals, tangents)
+    sums = Product(
+        product.implementation,
+        MatmulCall(problem=problem, epilogue=Epilogue(), config=None),
+        dataclasses.replace(dims, out=dims.sums, extras=()),
     )
-    out, change = jax.jvp(function, varied, changes)
-    return out, change
-
-
-ad.primitive_jvps[tangent_p] = _jvp_of_tangent
-
-
-@in_32_bits
-def _transpose(
-    cotangent: Any, *operands: Any, product: Product, given: tuple[bool, ...], jaxpr: Any
-) -> list[Any]:
-    del jaxpr
-    if isinstance(cotangent, ad.Zero):
-        return [None] * len(operands)
-    a, b, *extras = operands[: len(given)]
-    after, varied = _after(product, extras, given[2:])
-    pull_back = jax.vjp(after, sums_of(product).bind(a, b), *varied)[1]
-    of_sums, *of_extras = pull_back(cotangent)
-    dims, found = product.dims, []
-    if given[0]:
-        found.append(transposed(product, dims.a, a.dtype, of_sums, b, dims.b))
-    if given[1]:
-        found.append(transposed(product, dims.b, b.dtype, of_sums, a, dims.a))
-    return [*[None] * len(given), *found, *of_extras]
-
-
-ad.primitive_transposes[tangent_p] = _transpose
+    return with_epilogue(call, dims, sums.bind(a, b), extras)

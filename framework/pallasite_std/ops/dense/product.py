@@ -4,7 +4,7 @@ It is bilinear, as ``lax.dot_general`` is: its derivatives are products, too, of
 the operands then have, and ``jax.vmap`` adds a dimension to its operands where it is. Which kernel
 computes a product is decided when it is traced with the dimensions that it has; the equation keeps
 that trace. An epilogue makes one kernel with the product; what it does to derivatives is said by
-the primitive of :mod:`pallasite_std.ops.dense.gradient`.
+the primitive of :mod:`pallasite_std.ops.recomputed`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pallasite_std.ops.dense.arrangement import Operands, Run, RunMany, run_prod
 from pallasite_std.ops.dense.dimensions import Dimensions, Labels, with_batch
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall
+from pallasite_std.ops.recomputed import type_of_result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +69,10 @@ class Product:
 
     def bind_tangent(self, *operands: jax.Array) -> jax.Array:
         """The same where the equation mostly is but transposed: traced once for such operands."""
-        return bound(product_p, _jitted(self), operands, product=self)
+        given = matched(*operands)
+        jaxpr = _jitted(self).trace(*given).jaxpr
+        result: jax.Array = product_p.bind(*given, product=self, jaxpr=jaxpr)
+        return result
 
     def plain(self, dims: Dimensions, out_dtype: Any, *dtypes: Any) -> Product:
         """A product without an epilogue, whose sums are those of derivatives."""
@@ -106,13 +110,6 @@ def _jitted(product: Product) -> Any:
     return jax.jit(product.__call__)
 
 
-def bound(primitive: Any, function: Any, operands: Sequence[Any], **params: Any) -> jax.Array:
-    """A primitive whose parameter ``jaxpr`` is the trace of a jitted function."""
-    given = matched(*operands)
-    result: jax.Array = primitive.bind(*given, jaxpr=function.trace(*given).jaxpr, **params)
-    return result
-
-
 product_p = Primitive("matmul")
 
 
@@ -123,9 +120,7 @@ def _impl(*operands: Any, product: Product, jaxpr: Any) -> Any:
 
 def _abstract_eval(*avals: Any, product: Product, jaxpr: Any) -> Any:
     del product
-    if list(jaxpr.in_avals) != list(avals):  # Of another context, such as ``jax.shard_map``.
-        jaxpr = jax.make_jaxpr(jaxpr_as_fun(jaxpr))(*avals)
-    return jaxpr.out_avals[0]
+    return type_of_result(jaxpr, avals)
 
 
 product_p.def_impl(_impl)

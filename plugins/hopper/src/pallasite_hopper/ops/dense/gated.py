@@ -90,7 +90,7 @@ def run_fused(
     return result if padded == n else result[:, :n]
 
 
-_gated = gated_product(_run, _composition)
+_gated = gated_product(_run, _composition, matmul)
 
 
 class GatedLoop(MatmulLoop):
