@@ -23,6 +23,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from tests.fuzz import _executors
+from tests.fuzz._array_steps import ArraySteps
 from tests.fuzz._executors import Executor
 from tests.fuzz._machines import KernelMachine, Machine
 from tests.fuzz._memory_steps import Updates, make_updates
@@ -36,8 +37,9 @@ type Step = Callable[[Machine, list[Any]], Any]
 """Takes the pool of values, and returns one more."""
 
 FLOATS = ("float32", "float32", "float16", "bfloat16")
-INTEGERS = ("int32", "uint32", "int8", "uint8", "int16")
-TOLERANCES = {"float32": 2e-4, "float16": 2e-2, "bfloat16": 1e-1}
+INTEGERS = ("int32", "uint32", "int8", "uint8", "int16", "uint16", "bool")
+WIDE = ("int64", "uint64", "float64", "float64")
+TOLERANCES = {"float32": 2e-4, "float16": 2e-2, "bfloat16": 1e-1, "float64": 1e-9}
 SIDES = (1, 2, 3, 5, 7, 8, 11, 13, 16, 17, 24, 31, 32, 33, 48, 61, 64)
 
 
@@ -83,6 +85,8 @@ class Program:
       changes: of the stored result, in the output, which is not read otherwise; or None.
       blocks: with ``pl.pallas_call``, for each input and for the result, whether it is a block in
         shared memory; None with ``plgpu.kernel``.
+      wide: whether there may be numbers of 64 bits.
+      mapped: whether the kernel runs under ``jax.vmap``, on the inputs and on their reverse.
     """
 
     inputs: list[np.ndarray]
@@ -91,7 +95,9 @@ class Program:
     room: list[Any]
     copies_result: bool
     changes: Updates | None
-    blocks: list[bool] | None = None
+    blocks: list[bool] | None
+    wide: bool
+    mapped: bool
 
     def reference(self, inputs: Sequence[Any]) -> Any:
         """The result."""
@@ -112,10 +118,11 @@ class Program:
         end = ", the result is copied" if self.copies_result else ""
         end += "" if self.changes is None else f", the result is changed: {self.changes}"
         end += "" if self.blocks is None else f", pallas_call with blocks {self.blocks}"
+        end += ", 64 bits" * self.wide + ", under vmap" * self.mapped
         return f"{self.semantics.name} semantics{end}\n" + "\n".join(lines)
 
 
-class Generator:
+class Generator(ArraySteps):
     """Makes a program from a random state.
 
     Args:
@@ -135,6 +142,12 @@ class Generator:
     def program(self, length: int) -> Program:
         """A program of so many steps."""
         choose = self.choose
+        self.wide = choose.random() < 0.15
+        with jax.enable_x64(self.wide):
+            return self._program(length)
+
+    def _program(self, length: int) -> Program:
+        choose = self.choose
         inputs = [self.input() for _ in range(choose.randint(1, 3))]
         self.values = [Value(x.shape, x.dtype, True) for x in inputs]
         self.inputs = len(inputs)
@@ -149,6 +162,7 @@ class Generator:
             *(self.loop, self.branch, self.shared, self.shared, self.index_of_extreme, self.tile),
             *(self.copied_input, self.through_global, self.updated, self.updated),
             *(self.pipelined_input, self.looped_rows, self.gradient),
+            *self.array_steps,
         ]
         while len(self.steps) < length:
             choose.choice(makers)()
@@ -162,7 +176,10 @@ class Generator:
         if choose.random() < 0.4:
             blocks = [i not in self.copied and choose.random() < 0.7 for i in range(self.inputs)]
             blocks.append(not (copies or changes) and choose.random() < 0.7)
-        return Program(inputs, self.steps, semantics, self.room, copies, changes, blocks)
+        mapped = choose.random() < 0.15
+        return Program(
+            inputs, self.steps, semantics, self.room, copies, changes, blocks, self.wide, mapped
+        )
 
     def input(self) -> np.ndarray:
         choose = self.choose
@@ -172,8 +189,10 @@ class Generator:
             if math.prod(shape) <= self.largest:
                 break
         values = np.random.default_rng(choose.getrandbits(32))
-        name = choose.choice([*FLOATS, *INTEGERS])
-        if name in INTEGERS:
+        name = choose.choice([*FLOATS, *INTEGERS, *(WIDE if self.wide else ())])
+        if name == "bool":
+            return values.random(shape) < 0.5
+        if name in INTEGERS or name in WIDE[:2]:
             info = np.iinfo(name)
             return values.integers(max(info.min, -100), 100, shape).astype(name)
         dtype = ml_dtypes.bfloat16 if name == "bfloat16" else name
@@ -681,16 +700,29 @@ def check(program: Program, executors: Sequence[Executor] | None = None) -> str 
       PallasiteError: the kernel does not compile.
     """
     executors = _executors.executors() if executors is None else executors
+    with jax.enable_x64(program.wide):
+        return _check(program, executors)
+
+
+def _check(program: Program, executors: Sequence[Executor]) -> str | None:
+    def reference(*given: Any) -> Any:
+        return program.reference(given)
+
+    def kernel(*given: Any) -> Any:
+        return make_kernel(program)(*given)[0]
+
+    both, inputs = (reference, kernel), program.inputs
+    if program.mapped:
+        both, inputs = tuple(map(jax.vmap, both)), [np.stack([x, x[::-1]]) for x in inputs]
     with _executors.on_cpu():
         # As one function: compiled one by one, the steps would take longer than the kernel.
-        reference = jax.jit(lambda *given: program.reference(given))
-        want = np.asarray(reference(*map(jnp.asarray, program.inputs)))
+        want = np.asarray(jax.jit(both[0])(*map(jnp.asarray, inputs)))
     found = []
     sanitized = pallasite.config.scoped(sanitize=True)  # On the simulator.
     with pallasite.target("sm_90a"), sanitized, _executors.recorded() as ptx:
         for executor in executors:
             with jax.default_device(executor.device):
-                found.append(np.asarray(make_kernel(program)(*map(jnp.asarray, program.inputs))[0]))
+                found.append(np.asarray(both[1](*map(jnp.asarray, inputs))))
             try:
                 _compare(program, found[-1], want)
             except AssertionError as error:

@@ -107,3 +107,38 @@ def test_blocks_of_rank_0(semantics):
     np.testing.assert_array_equal(
         jax.vmap(kernel, (0, None))(factors, Y), Y * factors[:, None, None]
     )
+
+
+@SEMANTICS
+def test_blocks_in_global_memory(semantics):
+    """One or all of the places along each dimension, which ``jax.vmap`` adds to."""
+
+    def body(x_ref, y_ref, o_ref):
+        o_ref[...] = x_ref[pl.ds(2, 4)] * y_ref[...]
+
+    whole = pl.BlockSpec(memory_space=plgpu.GMEM)
+    one = pl.BlockSpec((None, 10), lambda i: (2 - i, 0), memory_space=plgpu.GMEM)
+    rows = pl.BlockSpec((None, 4, 10), lambda i: (i, 0, 0), memory_space=plgpu.GMEM)
+    out = jax.ShapeDtypeStruct((3, 4, 10), Y.dtype)
+    kernel = call(body, out, semantics, grid=(3,), in_specs=[whole, one], out_specs=rows)
+    expected = Y[2:6] * Y[2::-1, None]
+    np.testing.assert_array_equal(kernel(Y, Y[:3]), expected)
+    both = np.stack([Y, -2 * Y])
+    np.testing.assert_array_equal(
+        jax.vmap(kernel, (0, None))(both, Y[:3]), np.stack([expected, -2 * expected])
+    )
+    np.testing.assert_array_equal(
+        jax.vmap(kernel, (None, 0), 1)(Y, both[:, :3]), np.stack([expected, -2 * expected], 1)
+    )
+
+
+def test_squeezed_dimensions_of_global_memory():
+    """A dimension of one place is left out as well."""
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + 1
+
+    spec = pl.BlockSpec((None, 21, 10), lambda: (0, 0, 0), memory_space=plgpu.GMEM)
+    x = Y[None]
+    kernel = call(body, x, in_specs=[spec], out_specs=spec)
+    np.testing.assert_array_equal(kernel(x), x + 1)

@@ -65,12 +65,12 @@ def _check_block(mapping: Any, location: SourceLocation | None) -> None:
             f"index map {mapping.index_map_jaxpr}"
         )
 
-    space = mapping.transformed_block_aval.memory_space
-    if space in (GMEM, _jax.PallasMemorySpace.ANY) and not mapping.has_trivial_window():
+    extents = zip(mapping.block_shape, mapping.array_aval.shape, strict=True)
+    if _in_global_memory(mapping) and not all(_is_in_place(*pair) for pair in extents):
         raise UnsupportedError(
             f"the block spec of {mapping.origin} cuts an array in global memory into blocks",
             got=details(),
-            expected="the whole array, with an index map that returns zeros",
+            expected="extents that are those of the array, or None",
             hint="leave the block shape out and take the window inside the kernel: ref.at[...]",
             location=location,
         )
@@ -90,6 +90,21 @@ def _check_block(mapping: Any, location: SourceLocation | None) -> None:
             hint="use CompilerParams(max_concurrent_steps=...)",
             location=location,
         )
+
+
+def _in_global_memory(mapping: Any) -> bool:
+    """Whether the kernel gets a block where it is, in global memory."""
+    space = mapping.transformed_block_aval.memory_space
+    return space in (GMEM, _jax.PallasMemorySpace.ANY)
+
+
+def _is_in_place(dim: Any, extent: int) -> bool:
+    """Whether a block has one or all of the places along a dimension."""
+    return _is_squeezed(dim) or getattr(dim, "block_size", dim) == extent
+
+
+def _is_squeezed(dim: Any) -> bool:
+    return dim is None or isinstance(dim, pl.Squeezed)
 
 
 def check_no_captured(captured: Sequence[Any], location: SourceLocation | None) -> None:
@@ -193,7 +208,7 @@ def pallas_call_spec(
         return result
 
     def block_spec(mapping: Any, tables: Sequence[Any]) -> BlockSpec:
-        if is_of_keys(mapping.array_aval):
+        if is_of_keys(mapping.array_aval) or _in_global_memory(mapping):
             return BlockSpec(memory_space=GMEM)
 
         def index_map(*sequential: Any) -> tuple[Any, ...]:
@@ -215,9 +230,9 @@ def pallas_call_spec(
         def step(sequential: Sequence[Any], *refs: Any) -> None:
             whole = positions(sequential)
             views = [
-                _block_of_keys(ref, mapping, [*whole, *tables])
-                if is_of_keys(mapping.array_aval)
-                else _block_view(ref, mapping)
+                _block_in_place(ref, mapping, [*whole, *tables])
+                if is_of_keys(mapping.array_aval) or _in_global_memory(mapping)
+                else _physical_view(ref)
                 for ref, mapping in zip(refs, mappings, strict=True)
             ]
             evaluate(
@@ -271,14 +286,15 @@ def _own_fields(mapping: Any) -> dict[str, Any]:
     return {"delay_release": mapping.delay_release, "oob_fill_mode": mapping.oob_fill_mode}
 
 
-def _block_of_keys(ref: Any, mapping: Any, arguments: Sequence[Any]) -> Any:
-    """A block of random keys, which are read where they are: a few words, which no copy moves."""
-    if mapping.has_trivial_window():
+def _block_in_place(ref: Any, mapping: Any, arguments: Sequence[Any]) -> Any:
+    """A block that is read where it is: in global memory, or of random keys, of which there are a
+    few words, which no copy moves."""
+    if mapping.has_trivial_window() and not any(map(_is_squeezed, mapping.block_shape)):
         return ref
     places = evaluate(mapping.index_map_jaxpr, arguments, purpose="pallas_call")
     window: list[Any] = []
     for place, dim in zip(places, mapping.block_shape, strict=True):
-        if dim is None or isinstance(dim, pl.Squeezed):
+        if _is_squeezed(dim):
             window.append(place)
         elif isinstance(dim, pl.Element):
             window.append(pl.ds(place, dim.block_size))
@@ -286,16 +302,6 @@ def _block_of_keys(ref: Any, mapping: Any, arguments: Sequence[Any]) -> Any:
             size = dim.block_size if isinstance(dim, pl.Blocked) else dim
             window.append(pl.ds(place * size, size))
     return ref.at[tuple(window)]
-
-
-def _block_view(ref: Any, mapping: Any) -> Any:
-    """The reference that stands for a block in the kernel's jaxpr."""
-    if mapping.transformed_block_aval.memory_space not in (GMEM, _jax.PallasMemorySpace.ANY):
-        return _physical_view(ref)
-    squeezed = [isinstance(dim, pl.Squeezed) for dim in mapping.block_shape]
-    if not any(squeezed):
-        return ref
-    return ref.at[tuple(0 if gone else slice(None) for gone in squeezed)]
 
 
 def _physical_view(ref: Any) -> Any:
