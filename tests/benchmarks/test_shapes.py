@@ -36,3 +36,14 @@ def test_few_tiles():
     drawn = gemm_shapes.draw_few_tiles(5, 40)
     assert drawn == gemm_shapes.draw_few_tiles(5, 40) != gemm_shapes.draw_few_tiles(6, 40)
     assert all(-(-m // 128) * -(-n // 128) <= 264 and k >= 1024 for m, n, k in drawn)
+
+
+def test_shapes_of_float8():
+    """Rows are whole vectors, of which cuBLASLt has no others, but for odd ones; XLA does not
+    search among kernels of its own."""
+    drawn = shapes.drawn(4, 60, "fp8", 4096)
+    assert all(n % 16 == k % 16 == 0 for _, n, k in drawn)
+    assert all(shapes.case(one, "fp8", 0).aligned for one in drawn)
+    odd = shapes.drawn(4, 60, "fp8", 4096, "odd")
+    assert not any(shapes.case(one, "fp8", 0).aligned for one in odd)
+    assert not shapes.case(odd[0], "fp8", 0).search and shapes.case(odd[0], "bf16", 0).search
