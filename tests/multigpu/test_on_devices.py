@@ -24,6 +24,15 @@ ALONE = [(name,) for name in MODULES if not any(name in names for names in TOGET
 
 @pytest.mark.parametrize("names", TOGETHER + ALONE, ids=" ".join)
 def test_cases(names: tuple[str, ...]):
+    run_cases(names)
+
+
+@pytest.mark.slow
+def test_slow_cases():
+    run_cases(tuple(MODULES), "-m", "slow")
+
+
+def run_cases(names: tuple[str, ...], *options: str) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     environment = {
         **os.environ,
@@ -31,7 +40,7 @@ def test_cases(names: tuple[str, ...]):
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=8",
         "PYTHONPATH": os.pathsep.join([str(FOLDER), *(path for path in sys.path if path)]),
     }
-    options = ["-q", "-p", "no:cacheprovider", "-o", "python_files=*_cases.py"]
+    options = ("-q", "-p", "no:cacheprovider", "-o", "python_files=*_cases.py", *options)
     done = python_processes.run(
         ["-m", "pytest", *options, *(MODULES[name] for name in names)],
         env=environment,

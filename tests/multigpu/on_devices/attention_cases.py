@@ -20,7 +20,8 @@ from pallasite_multigpu import ops
         (3, 8, (2, 1), 40, "float16", {"causal": True, "placement": "zigzag"}),
         (2, 200, (1, 1), 128, "bfloat16", {"causal": True, "placement": "zigzag"}),
         (4, 5, (2, 2), 16, "float32", {"causal": True, "placement": "zigzag", "soft_cap": 3.0}),
-        (8, 4, (1, 1), 16, "float32", {"scale": 0.3}),
+        (5, 4, (1, 1), 16, "float32", {"scale": 0.3}),
+        pytest.param(8, 4, (1, 1), 16, "float32", {"scale": 0.3}, marks=pytest.mark.slow),
         (3, 5, (1, 1), 16, "float32", {"causal": True, "placement": "zigzag", "method": "gather"}),
     ],
 )

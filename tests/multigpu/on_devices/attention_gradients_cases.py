@@ -24,6 +24,7 @@ from pallasite_multigpu.ops import choice
     ],
 )
 @pytest.mark.parametrize("gathered", [True, False], ids=["gathered", "ring"])
+@pytest.mark.sampled(alone=("gathered",))
 def test_gradients(count, tokens, heads, head_dim, dtype, options, gathered, monkeypatch):
     monkeypatch.setattr(choice, "GRADIENTS_GATHERED_AT_MOST", 1 << 30 if gathered else 0)
     arrays = operands(count, tokens, *heads, head_dim, jnp.dtype(dtype))

@@ -41,6 +41,7 @@ def check(operation, arrays, expected, compiled):
 @BOTH
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("shape", [(0, 4), (8, 0)])
+@pytest.mark.sampled(alone=("count",))
 def test_exchanges(count, shape, compiled):
     x, (rows, columns) = jnp.zeros((count, *shape)), shape
 
@@ -78,6 +79,7 @@ def test_products(m, k, n, compiled):
 @BOTH
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize(("tokens", "columns", "k"), [(0, 8, 2), (3, 0, 2), (3, 8, 0)])
+@pytest.mark.sampled(alone=("count",))
 def test_experts(count, tokens, columns, k, compiled):
     x = jnp.ones((count, tokens, columns))
     experts = jnp.zeros((count, tokens, k), jnp.int32)

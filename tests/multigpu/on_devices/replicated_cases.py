@@ -81,6 +81,7 @@ CASES = {
         for replicated in (["all", "first", "others"] if len(shapes) > 1 else ["all"])
     ],
 )
+@pytest.mark.sampled(alone=("name", "replicated"))
 def test_gradients_of_replicated_operands(name, replicated):
     operation, reference, shapes = CASES[name]
     mesh = mesh_of(x=COUNT)
