@@ -121,6 +121,8 @@ FORMS = {
     "values": Form("zmk", "kzn", "mzn"),
     "turned": Form("kzm", "kzn", "zmn"),
     "shared, rows": Form("mzk", "kn", "mzn"),
+    "shared, rows, first": Form("mzk", "kn", "zmn"),
+    "shared left, rows": Form("mk", "kzn", "zmn"),
     "shared left": Form("mk", "kzn", "mzn"),
     "shared left, first": Form("mk", "zkn", "zmn"),
     "weights": Form("zmk", "kn", "zmn", "b"),

@@ -75,8 +75,6 @@ ClosedJaxpr = _core.ClosedJaxpr
 DropVar = _core.DropVar
 Jaxpr = _core.Jaxpr
 JaxprEqn = _core.JaxprEqn
-JaxprPpContext = _core.JaxprPpContext
-JaxprPpSettings = _core.JaxprPpSettings
 Literal = _core.Literal
 Primitive = _core.Primitive
 Tracer = _core.Tracer
@@ -85,7 +83,6 @@ Var = _core.Var
 #: ``match_varying_axes(*arrays)`` are the arrays, each varying over the manual axes of all of them.
 match_varying_axes = _core.auto_insert_reshard
 DebugInfo = _core.DebugInfo
-check_jaxpr = _core.check_jaxpr
 eval_jaxpr = _core.eval_jaxpr
 jaxpr_as_function = _core.jaxpr_as_fun
 physical_aval = _core.physical_aval
@@ -98,18 +95,12 @@ def key_implementation(dtype: Any) -> str:
 
 
 jaxprs_in_params = _core.jaxprs_in_params
-subjaxprs = _core.subjaxprs
 typeof = _core.typeof
-is_concrete = _core.is_concrete
-to_concrete_value = _core.to_concrete_value
-custom_typechecks = _core.custom_typechecks
 pp_eqn_rules = _core.pp_eqn_rules
 pp_var = _core.pp_var
 pp_eqn = _core.pp_eqn
-dce_rules = _partial_eval.dce_rules
 convert_constvars_jaxpr = _partial_eval.convert_constvars_jaxpr
 dce_jaxpr = _partial_eval.dce_jaxpr
-partial_eval_jaxpr_custom_rules = _partial_eval.partial_eval_jaxpr_custom_rules
 
 distributed_state = _distributed.global_state
 
@@ -130,17 +121,12 @@ AbstractRef = _state_types.AbstractRef
 BitcastTransform = _state_types.BitcastTransform
 NDIndexer = _indexing.NDIndexer
 Ref = _core.Ref
-RefIndexer = _state_types.RefIndexer
 ReshapeTransform = _state_types.ReshapeTransform
-SelectTransform = _state_types.SelectTransform
 Slice = _indexing.Slice
 Transform = _state_types.Transform
 TransformedRef = _state_types.TransformedRef
 TransposeTransform = _state_types.TransposeTransform
 transform_type = _state_types.transform_type
-aval_method = _core.aval_method
-aval_property = _core.aval_property
-get_ref_and_transforms = _state_primitives.get_ref_and_transforms
 #: Which abstract reference (and initial value) ``pl.run_state`` makes of a Python object, by type.
 ref_type_aval_mappings = _state_types._ref_type_aval_mappings
 uninitialized = _state_types.uninitialized
@@ -167,18 +153,12 @@ addupdate_p = _state_primitives.addupdate_p
 broadcast_to_p = _state_primitives.broadcast_to_p
 get_p = _state_primitives.get_p
 swap_p = _state_primitives.swap_p
-empty_ref_p = _core.empty_ref_p
-freeze_p = _core.freeze_p
-ref_get = _state_primitives.ref_get
-ref_set = _state_primitives.ref_set
-ref_swap = _state_primitives.ref_swap
 run_state = _discharge.run_state
 run_state_p = _discharge.run_state_p
 
 # --- Primitives: Pallas ---
 check_p = _checkify.check_p
 debug_print_p = _debugging.debug_print_p
-debug_callback_p = _debugging.debug_callback_p
 delay_p = _pallas_primitives.delay_p
 get_global_p = _pallas_primitives.get_global_p
 masked_load = _pallas_primitives.load
@@ -197,7 +177,6 @@ semaphore_read_p = _pallas_primitives.semaphore_read_p
 semaphore_signal_p = _pallas_primitives.semaphore_signal_p
 semaphore_wait_p = _pallas_primitives.semaphore_wait_p
 DeviceIdType = _pallas_primitives.DeviceIdType
-device_id_to_logical = _pallas_primitives.device_id_to_logical
 mpmd_map = _mpmd.mpmd_map
 
 # --- Primitives: control flow and calls ---
@@ -226,11 +205,8 @@ lax_primitives = _lax  # ``lax_primitives.add_p`` and so on
 BarrierSemaphore = _pallas_core.BarrierSemaphore
 Blocked = _pallas_core.Blocked
 BlockMapping = _pallas_core.BlockMapping
-BoundedSlice = _pallas_core.BoundedSlice
 Buffered = _pallas_core.Buffered
 Element = _pallas_core.Element
-GridMapping = _pallas_core.GridMapping
-Indirect = _pallas_core.Indirect
 MemoryRef = _pallas_core.MemoryRef
 PallasBlockSpec = _pallas_core.BlockSpec
 PallasMemorySpace = _pallas_core.MemorySpace
@@ -293,6 +269,24 @@ _generation = jax.make_user_context(0)
 def forget_programs() -> None:
     """Makes JAX trace and compile again whatever it has in its caches."""
     _generation.set_global(_generation.get_global() + 1)
+
+
+def mapped_result_axis() -> int | None:
+    """Where the ``jax.vmap`` whose rule is running is told to put the dimension that it maps.
+
+    Rules are not told. It is read off JAX's frames on the stack, and serves to choose among rules'
+    results that ``jax.vmap`` transposes all the same; None if it is not one number for all results.
+    """
+    axis_data, frame = None, sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_qualname
+        if axis_data is None and name == "BatchTrace.process_primitive":
+            axis_data = frame.f_locals["self"].axis_data
+        elif name == "vmap.<locals>.vmap_f" and frame.f_locals.get("axis_data") is axis_data:
+            axes = set(jax.tree.leaves(frame.f_locals.get("out_axes")))
+            return next(iter(axes)) if len(axes) == 1 and axes <= {*range(16)} else None
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 # --- Source locations ---

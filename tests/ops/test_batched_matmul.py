@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
@@ -158,6 +159,36 @@ def test_one_kernel():
     [kernel] = kernels(jax.vmap(hopper_ops.matmul, (0, None)), a, b[0])
     [joined] = kernels(hopper_ops.matmul, a.reshape(-1, 128), b[0])
     assert kernel.ptx == joined.ptx
+
+
+@pytest.mark.parametrize(
+    ("axes", "out", "transposed", "subscripts"),
+    [
+        ((None, 0), 0, (False, False), "mk,zkn->zmn"),
+        ((None, 0), 1, (False, False), "mk,zkn->mzn"),
+        ((None, 0), 0, (False, True), "mk,znk->zmn"),
+        ((0, None), 0, (True, False), "zkm,kn->zmn"),
+        ((0, None), 0, (True, True), "zkm,nk->zmn"),
+    ],
+)
+def test_matrices_that_are_joined(axes, out, transposed, subscripts):
+    """Many narrow matrices, times the same one, are copied to one if that takes less time."""
+    extents = {"z": 100, "m": 488, "k": 2568, "n": 32}
+    if axes[0] == 0:
+        extents |= {"m": 32, "n": 488}
+    left, right = subscripts.split("->")[0].split(",")
+    a, b = (jnp.zeros([extents[x] for x in names], jnp.bfloat16) for names in (left, right))
+
+    def function(a, b):
+        options = {"transpose_a": transposed[0], "transpose_b": transposed[1]}
+        return jax.vmap(functools.partial(hopper_ops.matmul, **options), axes, out)(a, b)
+
+    [kernel] = kernels(function, a, b)
+    assert kernel.name == "matmul"
+    extents |= {"z": 40, "k": 512} | ({"n": 264} if axes[0] == 0 else {"m": 264})
+    extents |= {"m": 16} if axes[0] == 0 else {"n": 16}
+    a, b = (drawn(*(extents[x] for x in names)) for names in (left, right))
+    agree(jax.jit(function)(a, b), np.einsum(subscripts, *wide(a, b)))
 
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)])

@@ -288,7 +288,15 @@ def test_kernels_of_any_dimensions(axes, out):
 
 @pytest.mark.parametrize(
     ("axes", "out"),
-    [((1, 1), 0), ((1, 0), 0), ((0, 1), 0), ((1, None), 1), ((None, 1), 1), ((None, 0), 0)],
+    [
+        ((1, 1), 0),
+        ((1, 1), 1),
+        ((1, 0), 0),
+        ((0, 1), 1),
+        ((1, None), 1),
+        ((None, 1), 1),
+        ((None, 0), 0),
+    ],
 )
 def test_operands_are_not_copied(axes, out):
     """Matrices that lie between the rows of others are read where they are."""
@@ -488,12 +496,11 @@ def test_gated(target):
         a, gate, up = (one.astype(jnp.float32) for one in (a, gate, up))
         return jax.nn.silu(a @ gate) * (a @ up)
 
-    def loss(function):
-        every = jax.vmap(function, (0, None, None))
-        return lambda *given: jnp.sin(every(*given).astype(jnp.float32)).sum()
+    def every(function):
+        return jax.vmap(function, (0, None, None))
 
     for form in (
-        lambda f: jax.jvp(f, given, given),
-        lambda f: jax.jvp(lambda a: f(a, gate, up), (a,), (a,)),
+        lambda f: jax.jvp(f, given, given)[1],
+        lambda f: jax.jvp(lambda a: f(a, gate, up), (a,), (a,))[1],
     ):
-        agree(form(loss(gated)), form(loss(expected)), 2e-2)
+        agree(form(every(gated)), form(every(expected)), 2e-2)

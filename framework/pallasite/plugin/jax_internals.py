@@ -75,6 +75,7 @@ from pallasite._jax import last_user_frame as last_user_frame
 from pallasite._jax import lax_primitives as lax_primitives
 from pallasite._jax import location_of_equation as location_of_equation
 from pallasite._jax import make_debug_info as make_debug_info
+from pallasite._jax import mapped_result_axis as mapped_result_axis
 from pallasite._jax import masked_load_p as masked_load_p
 from pallasite._jax import masked_store as masked_store
 from pallasite._jax import masked_swap_p as masked_swap_p

@@ -63,7 +63,12 @@ def matrices(transpose_a: bool, transpose_b: bool, extras: Sequence[Labels] = ()
 
 
 def with_batch(
-    dims: Dimensions, label: int, places: Sequence[int | None], *, movable: bool
+    dims: Dimensions,
+    label: int,
+    places: Sequence[int | None],
+    *,
+    movable: bool,
+    wanted: int | None = None,
 ) -> Dimensions:
     """The labels of a product with one dimension more.
 
@@ -73,14 +78,16 @@ def with_batch(
       places: the position of the new dimension in a and b, None where it is not; then whether the
         operands of the epilogue have it (a number, or None).
       movable: whether columns of the result may lie apart, as without an epilogue.
+      wanted: the place in the result of a dimension that may have any, if kernels can put it there.
     """
     in_a, in_b, *in_extras = places
-    place = 0
+    # Rows are the last dimension but columns.
+    place = wanted if wanted is not None and wanted < len(dims.out) else 0
     if in_b is None and in_a is not None:
-        place = _beside(dims.a, in_a, dims.out, set(dims.b))
+        place = _beside(dims.a, in_a, dims.out, set(dims.b), place)
     elif in_a is None and in_b is not None and movable:
         # The first dimension can be the result's first, too, without a copy of either.
-        place = _beside(dims.b, in_b, dims.out, set(dims.a)) if in_b else 0
+        place = _beside(dims.b, in_b, dims.out, set(dims.a), place) if in_b else place
     out = _inserted(dims.out, place, label)
     extras = tuple(
         one if position is None else tuple(x for x in out if x in one or x == label)
@@ -89,15 +96,15 @@ def with_batch(
     return Dimensions(_inserted(dims.a, in_a, label), _inserted(dims.b, in_b, label), out, extras)
 
 
-def _beside(operand: Labels, position: int, out: Labels, shared: set[int]) -> int:
-    """The place in the result where a new dimension is next to the same one as in the operand; the
-    first one if there is none that only this operand has."""
+def _beside(operand: Labels, position: int, out: Labels, shared: set[int], otherwise: int) -> int:
+    """The place in the result where a new dimension is next to the same one as in the operand, if
+    that is one that only this operand has."""
     for neighbour, after in ((position, 0), (position - 1, 1)):
         if 0 <= neighbour < len(operand):
             label = operand[neighbour]
             if label in out and label not in shared:
                 return out.index(label) + after
-    return 0
+    return otherwise
 
 
 def _inserted(labels: Labels, position: int | None, label: int) -> Labels:

@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
+from pallasite.plugin.jax_internals import mapped_result_axis
 from pallasite_std.ops.arguments import in_32_bits, matched
 from pallasite_std.ops.dense.arrangement import Operands, Run, RunMany, run_product
 from pallasite_std.ops.dense.dimensions import Dimensions, Labels, with_batch
@@ -97,8 +98,10 @@ class Product:
         """
         dims = self.dims
         new = max((*dims.a, *dims.b, *dims.out)) + 1
-        plain = self.call.epilogue == Epilogue()
-        found = with_batch(dims, new, places, movable=plain)
+        epilogue = self.call.epilogue
+        wanted = None if epilogue.residual else mapped_result_axis()
+        plain = epilogue == Epilogue()
+        found = with_batch(dims, new, places, movable=plain, wanted=wanted)
         given = list(operands[:2])
         for array, place, labels in zip(operands[2:], places[2:], found.extras, strict=True):
             given.append(array if place is None else jnp.moveaxis(array, place, labels.index(new)))

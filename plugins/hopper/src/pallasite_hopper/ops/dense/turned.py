@@ -45,9 +45,14 @@ def left_to_xla(sizes: Sizes, *, turned_a: bool, turned_b: bool) -> bool:
         return False
     time = nanoseconds(config, sizes)
     for turned, extent in ((turned_a, sizes.m), (turned_b, sizes.n)):
-        time += turned * (_COPY + 2 * sizes.batch * extent * sizes.k * sizes.size / _COPIED)
+        time += turned * copying(sizes.batch * extent * sizes.k * sizes.size)
     least = _LEAST_GAINED[sizes.size]
     return (1 + _LEAST_GAIN) * _nanoseconds_by_xla(sizes) + least < time
+
+
+def copying(size: int) -> float:
+    """Nanoseconds of a copy of so many bytes to another order."""
+    return _COPY + 2 * size / _COPIED
 
 
 def _nanoseconds_by_xla(sizes: Sizes) -> float:
