@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
@@ -53,6 +55,30 @@ def test_stages_begin_where_copies_can_write(shape: Any, block: Any, semantics: 
         ),
     )
     np.testing.assert_array_equal(kernel(x), x * 2)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("semantics", [Semantics.Lane, Semantics.Warpgroup])
+@pytest.mark.parametrize("name", ["float64", "int64", "float8_e4m3fnuz", "float8_e5m2", "bool"])
+def test_tiles_of_dtypes(name: str, semantics: Semantics) -> None:
+    """Tiles by tensor maps, whose element types are of as many bits."""
+    values = np.random.default_rng(0).integers(-3, 4, (64, 96))
+    x = values.astype(getattr(ml_dtypes, name, name))
+
+    def copy(x_ref: Any, out_ref: Any) -> None:
+        out_ref[...] = x_ref[...]
+
+    with jax.enable_x64(True):
+        kernel = pl.pallas_call(
+            copy,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(4, 3),
+            in_specs=[pl.BlockSpec((16, 32), lambda i, j: (i, j))],
+            out_specs=pl.BlockSpec((16, 32), lambda i, j: (3 - i, 2 - j)),
+            compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+        )
+        moved = x.reshape(4, 16, 3, 32)[::-1, :, ::-1].reshape(x.shape)
+        np.testing.assert_array_equal(kernel(x), moved)
 
 
 @pytest.mark.runs_kernels
