@@ -137,10 +137,13 @@ def test_groups_and_few_rows(rows, group):
     check(*both, gate, up, tolerance=1e-6)
 
 
-@pytest.mark.parametrize("columns", [256, 9000])
+@pytest.mark.parametrize(
+    ("columns", "dtype"), [(256, F32), (9000, F32), (1001, jnp.float16), (250, BF16)]
+)
 @pytest.mark.parametrize("centered", [False, True])
-def test_quantised_norms(centered, columns):
-    x, weight = random(1, (columns, 72), F32), random(2, (columns,), F32)
+def test_quantised_norms(centered, columns, dtype):
+    """Also of rows of bytes that begin within vectors, in several tiles."""
+    x, weight = random(1, (columns, 72), dtype), random(2, (columns,), F32)
     function = ops.layer_norm if centered else ops.rms_norm
 
     def ours(x, weight):

@@ -263,10 +263,13 @@ def _kernel(
             # Sums leave neighbours where they are, slices would move them.
             both = parts[0].reshape(*shape, 2).astype(jnp.float32)
             is_first = lax.broadcasted_iota(jnp.int32, both.shape, len(shape)) == 0
-            given = (jnp.where(is_first, both, 0.0), jnp.where(is_first, 0.0, both))
-            values = turn(*(jnp.sum(one, axis=len(shape)) for one in given))
-            spread = (lax.broadcast_in_dim(one, both.shape, range(len(shape))) for one in values)
-            turned = jnp.where(is_first, *spread).reshape(*shape[:-1], 2 * pairs)
+            alone = jnp.where(is_first, both, 0.0), jnp.where(is_first, 0.0, both)
+            first_of_pair, second_of_pair = (
+                lax.broadcast_in_dim(one, both.shape, range(len(shape)))
+                for one in turn(*(jnp.sum(one, axis=len(shape)) for one in alone))
+            )
+            pairs_turned = jnp.where(is_first, first_of_pair, second_of_pair)
+            turned = pairs_turned.reshape(*shape[:-1], 2 * pairs)
             out[*place, pl.ds(0, 2 * pairs)] = turned.astype(dtype)
         else:
             for half, value in zip(halves, turn(*parts), strict=True):

@@ -48,7 +48,8 @@ _FEW_TILES = 2
 """Tiles for each multiprocessor of such few rows."""
 
 _MOST_WHOLE = 256
-"""Columns up to which whole tiles are written at once if rows of results begin within vectors."""
+"""Columns up to which whole tiles are written at once if rows of results begin within vectors, by
+kernels that reduce nothing, too."""
 
 _GROUPS = (8, 16, 32, 64, 128, 256)
 """Columns of groups that kernels reduce."""
@@ -308,7 +309,7 @@ class _Matrices:
         lines = all(_by_copies(problem.columns, dtype) for dtype in written)
         begins = [problem.rows * problem.columns * size_of(dtype) for dtype in written]
         # Of tiles of whole rows, all elements follow one another in memory.
-        self.whole = not lines and width == problem.columns <= _MOST_WHOLE
+        self.whole = not lines and width == problem.columns
         self.whole &= problem.batch == 1 or all(one % VECTOR_BYTES == 0 for one in begins)
         self._clamped = not all(self._moved) or not (lines or self.whole)
         self._copied = lines and not self._clamped
@@ -543,17 +544,27 @@ def turned_row_kernel(
     if problem.group is not None and columns not in _GROUPS:
         return None
     sizes, narrowest = sum(map(size_of, dtypes)), _narrowest(problem, dtypes)
-    stored = sum(size_of(one.dtype) for one in out_types if _is_matrix(problem, one))
+    results = [np.dtype(one.dtype) for one in out_types if _is_matrix(problem, one)]
+    stored = sum(map(size_of, results))
+    unaligned = any(not _by_copies(problem.columns, dtype) for dtype in results)
+    whole = problem.group is None and problem.batch == 1
+    if unaligned and not whole:
+        # Tiles of the second matrix, and of others, may not begin at vectors.
+        begins = problem.rows * problem.columns
+        if problem.group is not None or not all(_by_copies(begins, one) for one in results):
+            return None
     fitting = []
     for share, resident in _SHARES:
         height = _LINE // share // narrowest
         threads = max(1, min(columns // chunk, _WARPGROUPS // resident))
         if problem.group is not None:
             threads = columns // chunk
-        together = columns if columns <= _MOST_WHOLE else threads * chunk
+        together = columns if unaligned else threads * chunk
         needed = height * (columns * sizes + together * stored + 4 * threads * exchanges)
         few = share < 8 or problem.batch * problem.rows <= _FEW_TILES * height * multiprocessors
-        if few and resident * (needed + _RESERVED) <= shared_memory and problem.rows >= height:
+        fits = resident * (needed + _RESERVED) <= shared_memory and problem.rows >= height
+        vectors = not unaligned or all(_by_copies(height * columns, one) for one in results)
+        if few and fits and vectors:
             fitting.append((height, threads, resident))
     if not fitting or chunk < _NARROWEST:
         return None
