@@ -359,7 +359,16 @@ def test_masks_of_dropout():
             pallasite.ops.attention_dropout_mask(1, wrong[1], wrong[0])
 
 
-@pytest.mark.parametrize(("tokens", "left"), [(1, None), (3, None), (1, 20), (4, 71), (2, 1)])
+@pytest.mark.parametrize(
+    ("tokens", "left"),
+    [
+        (1, None),
+        pytest.param(3, None, marks=pytest.mark.slow),
+        pytest.param(1, 20, marks=pytest.mark.slow),
+        (4, 71),
+        (2, 1),
+    ],
+)
 def test_few_queries_on_hopper(tokens, left):
     """Those of a prefill of one, say: by the kernels for decoding, and gradients as ever."""
     lengths = np.array([150, 7])

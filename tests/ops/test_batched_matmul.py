@@ -85,9 +85,14 @@ def test_nested(matmul, inner, outer, subscripts):
     agree(result, np.einsum(subscripts, *wide(a, b)))
 
 
-@pytest.mark.parametrize("axes", [*itertools.product((0, None), repeat=5)][:-1])
-def test_epilogue(axes):
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "of_scale", "of_bias", "of_residual"),
+    [*itertools.product((0, None), repeat=5)][:-1],
+)
+@pytest.mark.sampled
+def test_epilogue(of_a, of_b, of_scale, of_bias, of_residual):
     """Scales, biases and residuals of each product, or of all of them."""
+    axes = of_a, of_b, of_scale, of_bias, of_residual
 
     def product(a, b, scale, bias, residual):
         options = {"row_scale": scale, "bias": bias, "residual": residual}

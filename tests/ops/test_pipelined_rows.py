@@ -38,7 +38,7 @@ def gradients(x, weight, d_out, d_sum):
         (9, 8192, BF16, 1, False),  # One row at a time.
         (17, 16384, np.dtype(np.float32), 2, False),  # Two blocks of a cluster share a row.
         (8, 33000, BF16, 4, False),  # Four blocks share a row.
-        (131, 1557, BF16, 1, True),  # Rows begin anywhere in vectors, the last one ends in one.
+        (67, 1557, BF16, 1, True),  # Rows begin anywhere in vectors, the last one ends in one.
         (19, 14001, BF16, 2, False),  # By columns, two blocks share a row.
         (67, 3002, np.dtype(np.float32), 1, False),  # They begin at two places of vectors.
     ],
@@ -137,9 +137,9 @@ def test_gradients_of_the_widest_rows(monkeypatch):
 @pytest.mark.parametrize(
     ("rows", "columns", "dtype", "centered", "residual", "quantize"),
     [
-        (131, 3073, BF16, False, True, np.int8),
-        (129, 3081, BF16, True, False, None),  # Two reductions, one after the other.
-        (131, 3083, BF16, True, True, np.int8),  # Three of them.
+        (67, 3073, BF16, False, True, np.int8),
+        (65, 3081, BF16, True, False, None),  # Two reductions, one after the other.
+        (67, 3083, BF16, True, True, np.int8),  # Three of them.
         (33, 8201, np.dtype(np.float32), True, False, None),
     ],
 )
@@ -237,9 +237,9 @@ def test_wide_weights_of_rows_within_vectors_fit():
 @pytest.mark.parametrize(
     ("rows", "columns", "residual"),
     [
-        (131, 3081, True),  # Samples of both matrices are read a step before.
-        (131, 9777, False),  # One row at a time, the last warpgroup's end is another row's.
-        (131, 5001, False),  # By columns.
+        (67, 3081, True),  # Samples of both matrices are read a step before.
+        (67, 9777, False),  # One row at a time, the last warpgroup's end is another row's.
+        (67, 5001, False),  # By columns.
     ],
 )
 def test_moments_at_once(rows, columns, residual, monkeypatch):
