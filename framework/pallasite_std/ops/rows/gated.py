@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallasite_std.ops.activations import check_activation
+from pallasite_std.ops.activations import captured_values
 from pallasite_std.ops.arguments import in_32_bits, matched, with_derivatives_of, zeros
 from pallasite_std.ops.rows.arguments import float_array, same_type
 from pallasite_std.ops.rows.batching import over_leading_axes
@@ -42,7 +42,8 @@ def gated_activation(gate: jax.Array, up: jax.Array, activation: Activation) -> 
       gate, up: (..., columns), of the same type: bfloat16, float16 or float32; it is computed in
         float32.
       activation: a function of float32 arrays that is applied to each element, such as
-        ``jax.nn.silu``; the same function object for each call.
+        ``jax.nn.silu``; the same function object for each call. If it captures values that JAX
+        traces, XLA computes all of it.
 
     Raises:
       InvalidTypeError, InvalidValueError: arguments that do not fit together, an activation that
@@ -50,12 +51,15 @@ def gated_activation(gate: jax.Array, up: jax.Array, activation: Activation) -> 
 
     Source: N. Shazeer, "GLU variants improve transformer", arXiv 2002.05202.
     """
-    check_activation(activation)
+    captured = captured_values(activation)
     gate = float_array(gate, "gate")
     up = same_type(up, gate, "up", "gate")
     gate, up = matched(gate, up)
     if gate.size == 0:
         return zeros(gate.shape, np.dtype(gate.dtype), gate)
+    if captured:  # Operands of operations of JAX, whose transformations see them.
+        composed: jax.Array = _reference(activation, gate, up)
+        return composed
     result: jax.Array | None = _run_if_turned(activation, gate, up)
     return _gated(activation, gate, up) if result is None else result
 
