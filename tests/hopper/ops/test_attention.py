@@ -401,7 +401,7 @@ def test_default_configuration_fits_registers_and_shared_memory(head_dim, causal
     kernel = api._kernel(problem, config, 132)
     compiled = pallasite.compile(kernel, x, x, x, target="sm_90a")
     products = compiled.ptx.count("wgmma.mma_async")
-    assert products == (3 if causal else 2) * (-(-head_dim // 16) * 16 + config.block_kv) // 16
+    assert products == (3 if causal else 2) * (-(-head_dim // 32) * 32 + config.block_kv) // 16
     assert "div.full" in compiled.ptx and "ex2.approx.ftz.f32" in compiled.ptx
 
 

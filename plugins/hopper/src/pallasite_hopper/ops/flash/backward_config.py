@@ -17,8 +17,8 @@ from pallasite_hopper.ops.flash.terms import Terms
 
 LOG2_E = math.log2(math.e)
 
-DEPTH = 16
-"""Elements that an instruction multiplies and adds up."""
+DEPTH = 64
+"""Elements of heads that are multiplied are whole lines of the widest swizzle."""
 
 ROWS = 64
 """Keys of one consumer warpgroup: the rows of one instruction."""
@@ -212,14 +212,9 @@ class BackwardProblem:
         return min(self.head_dim, -(-self.value_dim // _VALUES) * _VALUES)
 
     @property
-    def head_depth(self) -> int:
-        """Elements of a head of queries and keys that are multiplied: steps of an instruction."""
-        return -(-self.stored_dim // DEPTH) * DEPTH
-
-    @property
     def value_depth(self) -> int:
-        """The same of values and the gradient of results."""
-        return -(-self.value_dim // DEPTH) * DEPTH
+        """Elements of a value and of the gradient of a result that are multiplied."""
+        return min(self.head_dim, -(-self.value_dim // DEPTH) * DEPTH)
 
     @property
     def head_window(self) -> tuple[Any, ...]:
@@ -276,6 +271,8 @@ def config_for_heads(problem: BackwardProblem, *, halves: bool = True) -> Backwa
     if halves and problem.head_dim <= _SMALL and 2 * tiles <= MULTIPROCESSORS:
         more: dict[str, Any] = {"ahead": "dk"} if simple else {"ds_stages": 2}
         return BackwardConfig(block_q=64, warpgroups=1, **more)
+    if problem.head_dim <= 64 and problem.terms.biased:
+        return BackwardConfig(block_q=64, ds_stages=2)  # More queries take more registers.
     if problem.head_dim <= 64:
         ahead = simple and not problem.windowed and not problem.terms
         return BackwardConfig(block_q=128, ds_stages=2, ahead="scores" if ahead else "nothing")

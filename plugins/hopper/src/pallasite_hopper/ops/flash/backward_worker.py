@@ -61,9 +61,7 @@ class Worker:
         self.first_key: Any = thread * ROWS
         self.first_query: Any = 0
         self.queries = self.config.block_q
-        # What heads are filled up with in shared memory has no gradients.
-        sizes = (self.problem.stored_dim, self.problem.value_dim)
-        self.key_columns, self.value_columns = (-(-size // 8) * 8 for size in sizes)
+        self.key_columns, self.value_columns = self.problem.head_dim, self.problem.value_depth
         self.key_dims, self.value_dims = pl.ds(0, self.key_columns), pl.ds(0, self.value_columns)
 
     def run(self, dk_g: Any, dv_g: Any, dk: Any, dv: Any, scores: Any = None) -> None:
@@ -121,9 +119,8 @@ class Worker:
         """Starts the matmul of keys and queries."""
         stage = self.q_stage(number)
         plgpu.barrier_wait(self.s["q_full"].at[stage])
-        depth = pl.ds(0, self.problem.head_depth)
-        queries = self.s["q_s"].at[stage, pl.ds(self.first_query, self.queries), depth]
-        keys = self.s["k_s"].at[self.rows, depth]
+        queries = self.s["q_s"].at[stage, pl.ds(self.first_query, self.queries)]
+        keys = self.s["k_s"].at[self.rows]
         plgpu.wgmma(scores, keys, plgpu.transpose_ref(queries, (1, 0)), accumulate=False)
 
     def step(self, step: _Step, dk: Any, dv: Any, scores: Any) -> None:

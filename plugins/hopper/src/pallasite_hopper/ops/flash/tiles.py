@@ -99,14 +99,13 @@ class Problem:
 
     @property
     def head_columns(self) -> int:
-        """Columns of a head in shared memory that are multiplied: whole steps of instructions."""
-        step = 32 // int(np.dtype(self.dtype).itemsize)
-        return -(-self.head_dim // step) * step
+        """Columns of a head in shared memory that are multiplied."""
+        return self.head_tile
 
     @property
     def value_columns(self) -> int:
         """Columns of a value in shared memory that are multiplied, and of results in registers."""
-        return -(-self.value_dim // 8) * 8
+        return self.value_tile
 
     @property
     def heads(self) -> int:
