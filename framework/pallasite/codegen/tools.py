@@ -7,6 +7,8 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import sys
+from collections.abc import Iterator
 
 from pallasite import config
 
@@ -15,6 +17,8 @@ _WHEELS = {
     "nvdisasm": "nvidia-cuda-nvdisasm",
     "cuobjdump": "nvidia-cuda-cuobjdump",
 }
+_roots: dict[tuple[str, ...], list[str]] = {}
+"""Where the package ``nvidia`` is, by ``sys.path``, once it has been found."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,30 +59,31 @@ def find_tool(name: str) -> Tool:
         path = folder / name
         if _runnable(path):
             return Tool(name, path, where, install)
-    found = shutil.which(name)
-    if found is not None:
+    if (found := shutil.which(name)) is not None:
         return Tool(name, pathlib.Path(found), "found on PATH", install)
     reason = "neither in NVIDIA's wheels, nor in CUDA_HOME or CUDA_PATH, nor on PATH"
     return Tool(name, None, reason, install)
 
 
-def _folders() -> list[tuple[pathlib.Path, str]]:
-    folders = [(folder, "in NVIDIA's wheel") for folder in _wheel_folders()]
+def _folders() -> Iterator[tuple[pathlib.Path, str]]:
+    for folder in _wheel_folders():
+        yield folder, "in NVIDIA's wheel"
     for variable in ("CUDA_HOME", "CUDA_PATH"):
-        value = os.environ.get(variable)
-        if value:
-            folders.append((pathlib.Path(value) / "bin", f"in {variable}"))
-    return folders
+        if value := os.environ.get(variable):
+            yield pathlib.Path(value) / "bin", f"in {variable}"
 
 
-def _wheel_folders() -> list[pathlib.Path]:
+def _wheel_folders() -> Iterator[pathlib.Path]:
     """The ``bin`` folders in the namespace package ``nvidia``; newer toolkits first."""
-    spec = importlib.util.find_spec("nvidia")
-    if spec is None or spec.submodule_search_locations is None:
-        return []
-    roots = [pathlib.Path(root) for root in spec.submodule_search_locations]
-    names = ("cu13", "cu12", "cuda_nvcc", "cuda_nvdisasm", "cuda_cuobjdump")
-    return [root / name / "bin" for name in names for root in roots if (root / name).is_dir()]
+    roots = _roots.get(path := tuple(sys.path))
+    if roots is None:  # To look takes as long as to compile a small part of a kernel.
+        spec = importlib.util.find_spec("nvidia")
+        if spec is None or spec.submodule_search_locations is None:
+            return
+        roots = _roots[path] = list(spec.submodule_search_locations)
+    for name in ("cu13", "cu12", "cuda_nvcc", "cuda_nvdisasm", "cuda_cuobjdump"):
+        for root in roots:
+            yield pathlib.Path(root, name, "bin")
 
 
 def _runnable(path: pathlib.Path) -> bool:
