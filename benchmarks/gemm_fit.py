@@ -51,8 +51,8 @@ MEASURED_H100 = pathlib.Path(__file__).with_name("gemm_measured_h100.json")
 CHIPS = {"H200": (MEASURED, H200_CHOICE), "H100": (MEASURED_H100, H100_CHOICE)}
 """What was measured on each before, and the rates by which configurations are compared there."""
 FITTED = (
-    "clock", "operands", "sustained", "energy", "port", "l2", "misaligned", "empty", "latency",
-    "held", "group", "step_overlap", "multicast", "multicast_apart", "split", "memory",
+    "clock", "operands", "sustained", "energy", "port", "l2", "misaligned", "between_sectors",
+    "empty", "latency", "held", "group", "step_overlap", "multicast", "multicast_apart", "split", "memory",
     "block_memory", "overlap", "write", "launch", "cluster", "exchange", "exchanged", "shared",
     "unused", "second", "partial",
 )  # fmt: skip

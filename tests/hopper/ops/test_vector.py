@@ -23,7 +23,7 @@ F8 = np.dtype(ml_dtypes.float8_e4m3fn)
         (1, 455, 352, 1, True, True),
         (1, 741, 999, 1, True, True),  # Rows that are no whole vectors.
         (1, 3048, 2240, 2, True, True),
-        (1, 3072, 3072, 1, True, False),  # Our kernel is about as fast.
+        (1, 2768, 1248, 1, True, False),  # Our kernel is faster.
         (1, 8192, 8192, 2, True, False),  # XLA has another kernel.
         (2, 400, 1824, 1, True, False),
         (1, 3048, 2240, 2, False, False),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from pallasite_hopper.ops.dense.config import MAXIMUM_STAGES, MatmulConfig
-from pallasite_hopper.ops.dense.cost import H200, Sizes, visited
+from pallasite_hopper.ops.dense.cost import H200, SECTOR, Sizes, visited
 
 _TILES = (  # tile_m, tile_n, consumer warpgroups, which extent they halve
     (192, 256, 2, "n"),
@@ -354,7 +354,7 @@ def _divided(tile: MatmulConfig, m: int, n: int, sizes: Sizes) -> Iterator[Matmu
     k_steps = -(-sizes.k // tile.tile_k)
     multiprocessors = H200.multiprocessors
     most = min(k_steps, 2 * multiprocessors // tiles)
-    ways: list[dict[str, Any]] = [{}, *_clusters(tile, tiles, n)]
+    ways: list[dict[str, Any]] = [{}, *_clusters(tile, tiles, m, n, sizes)]
     ways += [{"split_k": split} for split in range(2, min(most, 8) + 1)]
     full = multiprocessors // tiles
     parts = {2, 3, 4, 5, 6, 8, full // 2, full, 2 * full}
@@ -393,18 +393,21 @@ def _alternate(tile: MatmulConfig, m: int, n: int, sizes: Sizes) -> Iterator[Mat
     tiles = -(-m // tile.tile_m) * -(-n // tile.tile_n)
     if tiles <= H200.multiprocessors:
         return
-    for way in [{}, *_clusters(tile, tiles, n)]:
+    for way in [{}, *_clusters(tile, tiles, m, n, sizes)]:
         config = _completed(tile, way, m, n, sizes)
         config = None if config is None else _with_stages(config, tiles, n, sizes)
         if config is not None:
             yield config
 
 
-def _clusters(tile: MatmulConfig, tiles: int, n: int) -> list[dict[str, Any]]:
+def _clusters(tile: MatmulConfig, tiles: int, m: int, n: int, sizes: Sizes) -> list[dict[str, Any]]:
     """Ways to share operands."""
     if tiles > 1 and not tile.swap:
         return [{"cluster": 2, "cluster_along": along} for along in ("m", "n")]
-    return [{"cluster": 2, "cluster_along": "n"}] if tile.swap and n > tile.tile_n else []
+    # Blocks along m share rows of a, which pays where the L2 cache reads them in more parts.
+    parts = not sizes.transpose_a and sizes.k * sizes.size % SECTOR > 0
+    along = "n" * (n > tile.tile_n) + "m" * (m > tile.tile_m and parts)
+    return [{"cluster": 2, "cluster_along": one} for one in along if tile.swap]
 
 
 def _leaves_few(tiles: int) -> bool:

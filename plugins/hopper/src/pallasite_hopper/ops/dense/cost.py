@@ -31,7 +31,8 @@ class Rates:
       energy: bytes that all tiles would read in a nanosecond at most if nothing were calculated.
       port: bytes that a multiprocessor reads from the L2 cache in a nanosecond.
       l2: bytes that all multiprocessors together do.
-      misaligned: share more that rows take which do not begin at lines of the cache.
+      misaligned: share more that rows take which begin at sectors of the cache, but not at lines.
+      between_sectors: the same of rows that do not begin at sectors either.
       empty: share more that rows and columns of a tile take beyond the end of an operand, which the
         copy engine fills with zeros.
       least_step: nanoseconds that a step takes at least.
@@ -112,6 +113,7 @@ class Rates:
     port: float
     l2: float
     misaligned: float
+    between_sectors: float
     empty: float
     least_step: float
     latency: float
@@ -187,6 +189,7 @@ H200 = Rates(
     port=228.0,
     l2=21700.0,
     misaligned=0.614,
+    between_sectors=0.614,
     empty=4.31,
     least_step=110.0,
     latency=567.0,
@@ -265,6 +268,8 @@ divided."""
 
 H200_OF_8_BITS = dataclasses.replace(
     H200,
+    misaligned=0.35,
+    between_sectors=1.5,
     operands=14.0,
     port=280.0,
     latency=400.0,
@@ -288,6 +293,8 @@ H200_CHOICE = dataclasses.replace(
     operands=14.0,
     port=253.0,
     l2=19250.0,
+    misaligned=0.2,
+    between_sectors=1.0,
     empty=8.0,
     least_step=108.0,
     latency=676.0,
@@ -329,6 +336,8 @@ rows do not begin at lines: what is chosen of those measured is 1 to 4 % slower 
 
 H100_CHOICE = dataclasses.replace(
     H200_CHOICE,
+    misaligned=0.614,
+    between_sectors=0.614,
     turn=1240.0,
     turn_first=346.0,
     turn_mma=1.8,
@@ -376,6 +385,9 @@ _WIDE = 256
 
 _LINE = 128
 """Bytes of a line of the L2 cache."""
+
+SECTOR = 32
+"""Bytes that it reads of a line at least."""
 
 _MMA_ROWS, _MMA_DEPTH = 64, 32
 """Rows, and bytes along k, that one instruction multiplies (PTX ISA, ``wgmma.mma_async``)."""
@@ -430,7 +442,7 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     partial = config.parts * m * n * 4
     row_a = (sizes.pitch_m or m) if sizes.transpose_a else k
     row_b = k if sizes.transpose_b else (sizes.pitch_n or n)
-    read_a, read_b = (1 + rates.misaligned * bool(row * size % _LINE) for row in (row_a, row_b))
+    read_a, read_b = (_row_share(row * size, rates) for row in (row_a, row_b))
     asked_a, asked_b = map(max, _least_shares(config, sizes), (read_a, read_b))
     if config.swap:
         m, n, read_a, read_b, asked_a, asked_b = n, m, read_b, read_a, asked_b, asked_a
@@ -514,6 +526,13 @@ def nanoseconds(config: MatmulConfig, sizes: Sizes, rates: Rates = H200) -> floa
     if config.parts > 1:
         time += rates.second + partial / rates.partial
     return time
+
+
+def _row_share(pitch: int, rates: Rates) -> float:
+    """How many times as long rows so many bytes apart take as those that begin at lines."""
+    if pitch % _LINE == 0:
+        return 1.0
+    return 1 + (rates.between_sectors if pitch % SECTOR else rates.misaligned)
 
 
 def _least_shares(config: MatmulConfig, sizes: Sizes) -> tuple[float, float]:

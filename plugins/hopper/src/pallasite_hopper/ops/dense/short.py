@@ -39,6 +39,9 @@ _LAUNCH, _WRITTEN = 1600.0, 4100.0
 _LEAST = 64
 """Rows and columns of a result."""
 
+_FEW_BLOCKS = 132
+"""With fewer of them each computes 64 rows once."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShortConfig:
@@ -65,7 +68,9 @@ def short_config(sizes: Sizes) -> tuple[ShortConfig, float] | None:
     time, chip = nanoseconds(sizes), this_chip()
     if time > estimated(default_config(sizes, chip), sizes, chip):
         return None
-    return ShortConfig(), time
+    config = ShortConfig()
+    blocks = -(-sizes.m // (ROWS * config.times)) * -(-sizes.n // config.columns)
+    return (dataclasses.replace(config, times=1) if blocks < _FEW_BLOCKS else config), time
 
 
 def nanoseconds(sizes: Sizes) -> float:
