@@ -119,7 +119,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
     ),
     "tiles of odd rows alone": ((tiles, "WORD", 4),),
     "tiles of two blocks": ((tiles, "_RESIDENT", 2),),
-    "tiles of narrow rows": ((tiles, "_FEWEST", 8),),
+    "no tiles of narrow rows": ((tiles, "_FEWEST", 64),),
     "rows through shared memory": (
         _NOT_KEPT,
         (norm_kernels, "suits_shared", _always),
@@ -177,7 +177,7 @@ WAYS: dict[str, tuple[Change, ...]] = {
     "all pipelined, converted by words": (*_PIPELINED, *_BY_WORDS),
     "warpgroups await the block": _AWAITED,
     "few rows of taller tiles": (*_AWAITED, (norm_kernels, "TALLER", True)),
-    "few rows spread over blocks": ((tiling, "SPREAD", True),),
+    "few rows not spread": ((tiling, "SPREAD", False),),
     "few rows shared from 8 elements on": (*_AWAITED, (tiling, "SHARED_FROM", 8)),
     "few rows shared from 16 elements on": (*_AWAITED, (tiling, "SHARED_FROM", 16)),
     "few rows by whole warpgroups": ((tiling, "RAGGED", False),),

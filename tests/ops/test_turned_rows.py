@@ -252,6 +252,15 @@ def test_axes_before_and_behind():
 
 def test_maps_and_second_derivatives():
     x, weight = random(1, (3, 96, 72), F32), random(2, (96,), F32)
+    for group in (None, 32, 48):
+        there = jax.jit(lambda x, group=group: ops.quantize(x.T, jnp.int8, group=group))
+        back = jax.jit(lambda v, s: ops.dequantize(v.T, s, F32))
+
+        def through(x, there=there, back=back):
+            values, scales = there(x)
+            return back(values.T, scales)
+
+        check(jax.vmap(through), lambda x: jnp.swapaxes(x, 1, 2), x, tolerance=2e-2)
 
     def cubes(function):
         return lambda x, w: jax.grad(lambda x: jnp.sum(jax.jit(function)(x, w) ** 3))(x)

@@ -31,6 +31,7 @@ from pallasite_std.ops.rows.arguments import (
 from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.cross_entropy_kernels import CrossEntropy
 from pallasite_std.ops.rows.segments import reduced_in_segments
+from pallasite_std.ops.rows.tiling import VECTOR_BYTES
 from pallasite_std.ops.rows.turned import Turned
 from pallasite_std.ops.rows.turned_operands import (
     TurnedOperands,
@@ -235,6 +236,11 @@ def _turned_backward(
 _turned_loss.defvjp(in_32_bits(_turned_forward), in_32_bits(_turned_backward))
 
 
+_FEW = 64
+"""Rows that begin within vectors whose gradients XLA computes, of logits that lie across them. Of
+45 rows of float32 the kernel took 1.2 of its time on an H200."""
+
+
 def _turned_gradient(loss: CrossEntropy, problem: Turned) -> Callable[..., Any]:
     """A function of logits as they lie and of (rows of all batches,) labels, log-sum-exps and
     cotangents: the gradient by the logits, as they lie."""
@@ -248,6 +254,8 @@ def _turned_gradient(loss: CrossEntropy, problem: Turned) -> Callable[..., Any]:
 
     def run(logits: Any, *vectors: Any) -> Any:
         rows, columns = problem.rows, problem.columns
+        if rows < _FEW and rows * logits.dtype.itemsize % VECTOR_BYTES:
+            return of_rows(_reference_gradient)(logits, *vectors)
         kernel = cross_entropy_turned.backward(loss, rows, columns, np.dtype(logits.dtype))
         return kernel(logits.reshape(columns, rows), *vectors)[0].reshape(logits.shape)
 

@@ -106,20 +106,22 @@ def _grouped(problem: Turned, width: int) -> Turned:
 
 def _of_turned(kind: np.dtype[Any], problem: Turned, width: int) -> Callable[..., Any]:
     """The function of a matrix as it lies, of which ``width`` columns have a scale."""
-    grouped = _grouped(problem, width)
+    grouped, groups = _grouped(problem, width), problem.columns // width
 
-    def run(x: Any) -> tuple[Any, ...]:
+    def found(values: Any, scales: Any) -> tuple[Any, Any]:
+        return values.reshape(-1, problem.columns), scales.reshape(-1)
+
+    def run(x: Any) -> tuple[Any, Any]:
         kernel = _turned_kernel(kind, grouped, np.dtype(x.dtype), *machine())
         if kernel is not None:
-            return kernel(x)
+            return found(*kernel(x))
         # XLA reads what it has to transpose as it lies.
-        wide = x.reshape(problem.batch, -1, width, problem.rows).astype(jnp.float32)
+        wide = in_rows(problem, [x])[0].reshape(-1, groups, width).astype(jnp.float32)
         scale, inverse = row_scale(jnp.max(abs(wide), axis=2), kind)
-        values = quantized_values(wide * inverse[:, :, None], kind)
-        return in_rows(problem, [values.reshape(x.shape)])[0], jnp.swapaxes(scale, 1, 2)
+        return found(quantized_values(wide * inverse[:, :, None], kind), scale)
 
-    def run_rows(x: Any) -> tuple[Any, ...]:
-        return _run(kind, in_rows(problem, [x])[0].reshape(-1, width))
+    def run_rows(x: Any) -> tuple[Any, Any]:
+        return found(*_run(kind, in_rows(problem, [x])[0].reshape(-1, width)))
 
     return with_rows_where_mapped(run, run_rows)
 
@@ -310,10 +312,9 @@ def _dequantized_turned(out: np.dtype[Any], problem: Turned, width: int) -> Call
             of_rows = scales if grouped.group is None else scales.reshape(-1, groups)
             return kernel(values, of_rows)[0]
         # XLA reads what it has to transpose as it lies.
-        wide = values.reshape(problem.batch, groups, width, problem.rows).astype(jnp.float32)
-        factors = jnp.swapaxes(scales.reshape(problem.batch, problem.rows, groups), 1, 2)
-        found = (wide * factors[:, :, None]).astype(out)
-        return in_rows(problem, [found.reshape(values.shape)])[0]
+        wide = in_rows(problem, [values])[0].reshape(-1, groups, width).astype(jnp.float32)
+        exact = wide * scales.reshape(-1, groups, 1)
+        return exact.astype(out).reshape(-1, problem.columns)
 
     def run_rows(values: Any, scales: Any) -> Any:
         rows = in_rows(problem, [values])[0].reshape(-1, width)

@@ -105,8 +105,9 @@ def row_tiling(rows: int, columns: int, itemsize: int, registers: Registers) -> 
 RAGGED = True
 """Whether warpgroups share few rows also if the last one then has fewer columns."""
 
-SPREAD = False
-"""Whether few short rows are spread over as many blocks as have a row for each warp."""
+SPREAD = True
+"""Whether few short rows are spread over as many blocks as have a row for each warp. Norms of 40 to
+1000 rows of 24 to 512 elements took 0.76 to 0.92 of the time so on an H200."""
 
 _SPREAD_BLOCKS = 128
 """Blocks that are enough then."""

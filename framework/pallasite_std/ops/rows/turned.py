@@ -38,14 +38,17 @@ _LINE = 128
 _WIDTH, _NARROWEST = 64, 8
 """Columns that a warpgroup works on at a time, and of a matrix at least."""
 
-_SHARES = ((1, 3), (2, 2), (4, 1), (8, 1))
+_SHARES = ((1, 3), (2, 2), (4, 1))
 """Parts of a line that a tile has of each column, and blocks of a multiprocessor that are to have
 room for such tiles: with fewer bytes together, memory is slower; with fewer blocks, it waits while
-they compute. The last ones, which are smaller than what memory reads at least, are for few rows:
-8248 x 8136 in bfloat16 took 6.3 times as long as by XLA on an H200."""
+they compute. On an H200, an eighth of a line took 6 times as long as XLA."""
 
-_FEW_TILES = 2
-"""Tiles for each multiprocessor of such few rows."""
+_FEWEST_TILES = 16
+"""Tiles of kernels that reduce rows, at least: of 2 to 9, they took 1.2 to 2.4 of XLA's time."""
+
+_MOST_BY_LANES = 1
+"""Matrices that lanes move, since their lines begin within vectors, in kernels that reduce rows. Of
+two or more, most took 1.0 to 2.9 of XLA's time."""
 
 _MOST_WHOLE = 256
 """Columns up to which whole tiles are written at once if rows of results begin within vectors, by
@@ -275,6 +278,14 @@ class _Tile:
         return mask
 
 
+def _moved(problem: Turned, dtypes: Sequence[np.dtype[Any]]) -> list[bool]:
+    """Which operands the copy engine moves."""
+    return [
+        _by_copies(problem.rows if across else problem.columns, dtype)
+        for dtype, across in zip(dtypes, problem.across, strict=True)
+    ]
+
+
 class _Matrices:
     """The matrices of a kernel, and their tiles in shared memory.
 
@@ -302,10 +313,7 @@ class _Matrices:
         self._out_types, self._threads = out_types, threads
         self._results = [n for n, one in enumerate(out_types) if _is_matrix(problem, one)]
         written = [np.dtype(out_types[number].dtype) for number in self._results]
-        self._moved = [
-            _by_copies(problem.rows if across else problem.columns, dtype)
-            for dtype, across in zip(dtypes, problem.across, strict=True)
-        ]
+        self._moved = _moved(problem, dtypes)
         lines = all(_by_copies(problem.columns, dtype) for dtype in written)
         begins = [problem.rows * problem.columns * size_of(dtype) for dtype in written]
         # Of tiles of whole rows, all elements follow one another in memory.
@@ -489,6 +497,9 @@ def turned_elementwise_kernel(
         width = min(width, problem.group & -problem.group)
     if height * narrowest < VECTOR_BYTES or width < _NARROWEST:
         return None
+    pairs = zip(dtypes, _moved(problem, dtypes), strict=True)
+    if any(size_of(dtype) == 1 and not moved for dtype, moved in pairs):
+        return None  # To move bytes one by one took 0.9 to 1.75 of XLA's time.
     unaligned = any(not _by_copies(problem.columns, one.dtype) for one in out_types)
     if problem.columns <= _MOST_WHOLE and unaligned and problem.group is None:
 
@@ -553,6 +564,9 @@ def turned_row_kernel(
         begins = problem.rows * problem.columns
         if problem.group is not None or not all(_by_copies(begins, one) for one in results):
             return None
+    by_lanes = sum(not _by_copies(problem.columns, one) for one in results)
+    if exchanges and by_lanes + sum(not one for one in _moved(problem, dtypes)) > _MOST_BY_LANES:
+        return None
     fitting = []
     for share, resident in _SHARES:
         height = _LINE // share // narrowest
@@ -561,10 +575,9 @@ def turned_row_kernel(
             threads = columns // chunk
         together = columns if unaligned else threads * chunk
         needed = height * (columns * sizes + together * stored + 4 * threads * exchanges)
-        few = share < 8 or problem.batch * problem.rows <= _FEW_TILES * height * multiprocessors
         fits = resident * (needed + _RESERVED) <= shared_memory and problem.rows >= height
         vectors = not unaligned or all(_by_copies(height * columns, one) for one in results)
-        if few and fits and vectors:
+        if fits and vectors:
             fitting.append((height, threads, resident))
     if not fitting or chunk < _NARROWEST:
         return None
@@ -575,6 +588,8 @@ def turned_row_kernel(
         return across * problem.batch * (problem.rows // height) >= multiprocessors
 
     height, threads, resident = next((one for one in fitting if busy(one[0])), fitting[-1])
+    if across * problem.batch * (problem.rows // height) < _FEWEST_TILES:
+        return None
     tiling = RowTiling(height, threads, chunk, columns)
     matrices = _Matrices(problem, dtypes, out_types, height, columns, chunk, threads)
     scratch, several = matrices.scratch, dict[str, Any]()
