@@ -52,9 +52,9 @@ CHIPS = {"H200": (MEASURED, H200_CHOICE), "H100": (MEASURED_H100, H100_CHOICE)}
 """What was measured on each before, and the rates by which configurations are compared there."""
 FITTED = (
     "clock", "operands", "sustained", "energy", "port", "l2", "misaligned", "between_sectors",
-    "empty", "latency", "held", "group", "step_overlap", "multicast", "multicast_apart", "split", "memory",
-    "block_memory", "overlap", "write", "launch", "cluster", "exchange", "exchanged", "shared",
-    "unused", "second", "partial",
+    "empty", "latency", "held", "group", "step_overlap", "multicast", "multicast_apart", "split",
+    "memory", "block_memory", "overlap", "write", "launch", "cluster", "exchange", "exchanged",
+    "shared", "unused", "second", "partial",
 )  # fmt: skip
 """Of our kernels; the others are of copies and of XLA's."""
 
