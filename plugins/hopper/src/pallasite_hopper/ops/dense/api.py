@@ -54,7 +54,8 @@ def matmul(
         from the shape, or by measuring if the option ``autotune`` says so (see
         :func:`pallasite.choose`).
 
-    Gradients are taken of a, b, scales, bias and residual if they are floating-point arrays.
+    Derivatives are taken of a, b, scales, bias, residual, and what the activation captures, if they
+    are of floating-point dtypes.
 
     Returns:
       (m, n), of ``out_dtype``.
