@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from pallasite.plugin import UnsupportedError, plugins
 from pallasite.plugin import jax_internals as _jax
 from pallasite.plugin.jaxprs import Region, Visitor, with_jaxprs
+from pallasite_std.passes.tables import computed, is_table
 
 # Primitives that keep the transforms of a reference in a parameter `tree` of their own:
 # how many operands come before the leaves of the transforms.
@@ -71,7 +73,7 @@ class _Evaluator(Visitor[Any]):
         return atom.val
 
     def constant(self, variable: Any, value: Any) -> Any:
-        return value
+        return computed(np.asarray(value)) if is_table(value) else value
 
     def equation(self, equation: Any, operands: list[Any]) -> Sequence[Any] | None:
         with _jax.location_of_equation(equation):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.scipy.special import ndtri
+from jax.scipy.special import ndtri, spence
 
 from pallasite import UnsupportedError
 from pallasite import gpu as plgpu
@@ -30,6 +31,24 @@ def applied(function, semantics=plgpu.LoweringSemantics.Warpgroup, **options):
     return plgpu.kernel(body, out_type=out, compiler_params=params, **options)
 
 
+BYTES = np.arange(24, dtype=np.int8).reshape(4, 6)
+HALVES = np.arange(8).astype(ml_dtypes.bfloat16)
+JITTED = {
+    "spence": spence,
+    "polynomials": lambda v: jnp.polysub(v[:5], v[:9]),
+    "bytes": jax.jit(lambda v: v[:4, None] * BYTES),
+    "halves": jax.jit(lambda v: v[:8] * HALVES),
+    "bool": jax.jit(lambda v: jnp.where(np.arange(5) % 2 == 0, v[:5], 0)),
+    "alike": jax.jit(lambda v: v[:5] * np.full(5, 2, np.float32)),
+    "loop": lambda v: lax.fori_loop(
+        0, 3, lambda i, c: jax.jit(lambda c: c * np.arange(5, dtype=np.float32))(c), v[:5]
+    ),
+    "rows": lambda v: jax.vmap(jax.jit(lambda u: u * np.arange(8, dtype=np.float32)))(
+        v.reshape(25, 8)
+    ),
+}
+"""Functions that hold small arrays where they are jitted."""
+
 FUNCTIONS = {
     "bool": lambda v: jnp.where(np.arange(200) % 3 == 0, v, -v),
     "bfloat16": lambda v: v + np.arange(200).astype(jnp.bfloat16).astype(jnp.float32),
@@ -50,6 +69,25 @@ def test_tables(name, semantics):
     function = FUNCTIONS[name]
     expected = jax.jit(function)(X).astype(X.dtype)
     np.testing.assert_allclose(applied(function, semantics)(X), expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("semantics", list(plgpu.LoweringSemantics))
+@pytest.mark.parametrize("name", JITTED)
+@pytest.mark.parametrize("front_end", ["kernel", "pallas_call"])
+def test_tables_of_jitted_functions(name, semantics, front_end):
+    function = JITTED[name]
+    expected = jax.jit(function)(X)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = function(x_ref[...])
+
+    params = plgpu.CompilerParams(lowering_semantics=semantics)
+    out = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
+    if front_end == "kernel":
+        kernel = plgpu.kernel(body, out_type=out, compiler_params=params)
+    else:
+        kernel = pl.pallas_call(body, out_shape=out, compiler_params=params)
+    np.testing.assert_allclose(kernel(X), expected, rtol=2e-6)
 
 
 def test_threads_and_blocks():

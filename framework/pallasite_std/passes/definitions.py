@@ -23,6 +23,7 @@ from pallasite.plugin.jaxprs import with_jaxprs
 from pallasite_std.definitions import accesses, narrow
 from pallasite_std.definitions.record import Definition
 from pallasite_std.passes.alternatives import check_alternatives
+from pallasite_std.passes.tables import with_computed_tables
 
 MODULES = ("scan", "products", "simple", "random")
 """Modules of :mod:`pallasite_std.definitions`; each has a table ``DEFINITIONS``."""
@@ -273,7 +274,10 @@ class _Expansion:
         outer = self.location
         # Functions of JAX that are jitted have no frames of those who call them.
         self.location = _jax.user_location(equation.source_info) or outer
-        jaxprs = [self.jaxpr(region.jaxpr) for region in regions]
+        jaxprs = [
+            self.jaxpr(with_computed_tables(region.jaxpr, len(region.operands)))
+            for region in regions
+        ]
         self.location = outer
         empty = any(map(_without_elements, (*equation.invars, *equation.outvars)))
         same = all(new is old.jaxpr for new, old in zip(jaxprs, regions, strict=True))
