@@ -505,3 +505,34 @@ def test_gated(target):
         lambda f: jax.jvp(lambda a: f(a, gate, up), (a,), (a,))[1],
     ):
         agree(form(every(gated)), form(every(expected)), 2e-2)
+
+
+@pytest.mark.runs_kernels
+@pytest.mark.parametrize("target", GATED)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_captured_values_of_gated_products(target, jitted):
+    """They have gradients and batch dimensions, and products stay one kernel."""
+    a, gate, up = bf16(16, 64), bf16(64, 48, seed=1) / 8, bf16(64, 48, seed=2) / 8
+    slopes = jnp.asarray([0.1, 0.5])
+
+    def ours(a, gate, up, slope):
+        return GATED[target](a, gate, up, activation=lambda x: jnp.where(x > 0, x, slope * x))
+
+    def theirs(a, gate, up, slope):
+        a, gate, up = (one.astype(jnp.float32) for one in (a, gate, up))
+        values = a @ gate
+        return jnp.where(values > 0, values, slope * values) * (a @ up)
+
+    one = jax.jit(ours) if jitted else ours
+    if target == "hopper":
+        assert len(kernels(one, a, gate, up, slopes[0])) == 1
+
+    def gradient(f):
+        return jax.grad(lambda *given: jnp.sin(f(*given).astype(jnp.float32)).sum(), range(4))
+
+    for form in (
+        lambda f: f(a, gate, up, slopes[1]),
+        lambda f: gradient(f)(a, gate, up, slopes[1]),
+        lambda f: jax.vmap(gradient(f), (None, None, None, 0))(a, gate, up, slopes),
+    ):
+        agree(form(one), form(theirs), 2e-2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +12,11 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
-from pallasite_std.ops.activations import check_activation
+from pallasite_std.ops.activations import CapturingActivation, captured_values
 from pallasite_std.ops.arguments import in_32_bits, matched, zeros
 from pallasite_std.ops.dense.api import matmul
 from pallasite_std.ops.dense.batching import rows_joined
-from pallasite_std.ops.recomputed import Composition, recomputed_tangent
+from pallasite_std.ops.recomputed import recomputed_tangent
 from pallasite_std.ops.rows.arguments import FLOATS, names
 from pallasite_std.ops.rows.gated import Activation, gated_activation
 
@@ -54,6 +54,20 @@ def _run(activation: Activation, a: jax.Array, gate: jax.Array, up: jax.Array) -
     return gated_activation(matmul(a, gate), matmul(a, up), activation)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Bound:
+    """Products with an activation, as a function of arrays and of what the activation captures."""
+
+    products: Products
+    activation: Activation
+
+    def __call__(self, a: Any, gate: Any, up: Any, *captured: Any) -> jax.Array:
+        activation = self.activation
+        if captured:
+            activation = lambda values: self.activation(values, *captured)  # noqa: E731
+        return self.products(activation, a, gate, up)
+
+
 def gated_product(
     run: Products, composition: Products, product: Callable[..., jax.Array]
 ) -> Callable[[Any, Any, Any, Activation], jax.Array]:
@@ -65,14 +79,17 @@ def gated_product(
       product: ``matmul``.
     """
 
-    def joined(activation: Activation, *arrays: Any) -> jax.Array:
-        # Of many weights, products have a kernel for all of them.
-        ways = (functools.partial(one, activation) for one in (run, composition))
-        return rows_joined(*ways)(*arrays)
-
     def by_parts(activation: Activation, a: Any, gate: Any, up: Any) -> jax.Array:
         gates, ups = (product(a, one).astype(jnp.float32) for one in (gate, up))
         return (activation(gates) * ups).astype(a.dtype)
+
+    def joined(activation: Activation, *arrays: Any) -> jax.Array:
+        # Of many weights, products have a kernel for all of them.
+        ways = (_Bound(one, activation) for one in (run, _composition(activation)))
+        return rows_joined(*ways)(*arrays)
+
+    def _composition(activation: Activation) -> Products:
+        return by_parts if isinstance(activation, CapturingActivation) else composition
 
     wrapped: Any = jax.custom_jvp(joined, nondiff_argnums=(0,))
 
@@ -81,20 +98,22 @@ def gated_product(
         out = wrapped(activation, *primals)
         if all(one is None for one in given):
             return out, jnp.zeros_like(out)
-        function, forward = (Composition(one, activation) for one in (composition, by_parts))
+        function, forward = (_Bound(x, activation) for x in (_composition(activation), by_parts))
         return out, recomputed_tangent(function, primals, given, forward)
 
     wrapped.defjvp(in_32_bits(derivative), symbolic_zeros=True)
 
     def operation(a: Any, gate: Any, up: Any, activation: Activation) -> jax.Array:
-        check_activation(activation)
-        a, gate, up = matched(*_checked(a, gate, up))
+        captured = captured_values(activation)
+        a, gate, up, *values = matched(*_checked(a, gate, up), *captured)
         if 0 in (*a.shape, *gate.shape):
             out = zeros((a.shape[0], gate.shape[1]), np.dtype(a.dtype), a, gate, up)
             if 0 in out.shape:
                 return out
             return gated_activation(out, out, activation)
-        result: jax.Array = wrapped(activation, a, gate, up)
+        if captured:
+            activation = CapturingActivation(activation, captured)
+        result: jax.Array = wrapped(activation, a, gate, up, *values)
         return result
 
     return operation
