@@ -13,10 +13,38 @@ from row_references import cross_entropy, norm
 
 import pallasite
 from pallasite import ops
+from pallasite_std.ops.rows import gated as gated_rows
+from pallasite_std.ops.rows import norm_turned, quantize, turned
+from pallasite_std.ops.rows.norm_body import Norm
 
 pytestmark = pytest.mark.runs_kernels
 
 F32, BF16 = jnp.float32, jnp.bfloat16
+
+
+CACHED = (
+    gated_rows._turned_kernel,
+    norm_turned.forward,
+    quantize._turned_dequantization,
+    quantize._turned_kernel,
+)
+
+
+def forget():
+    """What is kept of choices of kernels."""
+    jax.clear_caches()
+    for one in CACHED:
+        one.cache_clear()
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Kernels serve small matrices, and lines that begin within vectors, too."""
+    monkeypatch.setattr(turned, "_FEWEST_TILES", 1)
+    monkeypatch.setattr(turned, "_MOST_BY_LANES", 9)
+    forget()
+    yield
+    forget()
 
 
 def gated(gate, up):
@@ -68,7 +96,8 @@ TURNS = {
     [
         (136, 200, BF16, False, False),
         (200, 96, F32, True, True),  # Four warpgroups share rows at most.
-        (67, 133, jnp.float16, True, False),  # No lines that the copy engine moves.
+        (67, 136, jnp.float16, True, False),  # No columns that the copy engine moves.
+        (67, 133, jnp.float16, True, False),
         (40, 1224, BF16, False, True),
         (9, 40, F32, False, False),
         (70, 14, BF16, True, False),
@@ -76,7 +105,7 @@ TURNS = {
         (16, 9000, F32, False, False),  # Too many columns.
     ],
 )
-def test_norms(turn, rows, columns, dtype, centered, residual):
+def test_norms(always, turn, rows, columns, dtype, centered, residual):
     x = random(1, (columns, rows), dtype) + jnp.asarray(1, dtype)
     weight, bias = random(2, (columns,), F32), random(3, (columns,), F32)
     vectors = (weight, bias) if centered else (weight,)
@@ -101,7 +130,7 @@ def test_norms(turn, rows, columns, dtype, centered, residual):
 
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize(("rows", "columns", "dtype"), [(80, 72, BF16), (67, 100, F32)])
-def test_quotients(turn, rows, columns, dtype):
+def test_quotients(always, turn, rows, columns, dtype):
     x = random(1, (columns, rows), dtype)
 
     def there_and_back(x):
@@ -116,7 +145,7 @@ def test_quotients(turn, rows, columns, dtype):
 
 
 @pytest.mark.parametrize(("rows", "group"), [(72, 32), (67, 32), (72, 48), (3, 32), (3, None)])
-def test_groups_and_few_rows(rows, group):
+def test_groups_and_few_rows(always, rows, group):
     """Also where no kernel serves: groups that no warpgroups halve, rows that are no vector."""
     x = random(1, (96, rows), F32)
 
@@ -141,7 +170,7 @@ def test_groups_and_few_rows(rows, group):
     ("columns", "dtype"), [(256, F32), (9000, F32), (1001, jnp.float16), (250, BF16)]
 )
 @pytest.mark.parametrize("centered", [False, True])
-def test_quantised_norms(centered, columns, dtype):
+def test_quantised_norms(always, centered, columns, dtype):
     """Also of rows of bytes that begin within vectors, in several tiles."""
     x, weight = random(1, (columns, 72), dtype), random(2, (columns,), F32)
     function = ops.layer_norm if centered else ops.rms_norm
@@ -226,6 +255,25 @@ def test_losses(rows, classes, dtype, smoothing, turn, jitted):
     tolerance = 1e-5 if dtype == F32 else 6e-3
     both = gradient(turned), gradient(lambda x, labels: exact(x.T, labels))
     check(*both, logits, labels, tolerance=tolerance)
+
+
+def test_choice():
+    """Kernels do not serve narrow rows, few tiles, and matrices that lanes would have to move."""
+    plain = Norm(False, 1e-6, 0.0, True, False, False, np.dtype(BF16))
+    narrow = Norm(False, 1e-6, 0.0, True, False, False, np.dtype(BF16), np.dtype(np.int8))
+
+    def serves(norm, rows, columns):
+        problem = turned.Turned(1, rows, columns, (True,))
+        found = norm_turned.forward(norm, problem, np.dtype(BF16), False, 132, 227 * 1024)
+        return found is not None
+
+    assert serves(plain, 4096, 1024) and serves(plain, 256, 16)
+    assert serves(plain, 4099, 1024)  # Columns within vectors, one of two matrices.
+    assert not serves(plain, 4096, 1023)  # Rows of the result within vectors.
+    assert serves(narrow, 4096, 120) and not serves(narrow, 4099, 120)
+    assert not serves(plain, 128, 1024)  # Few tiles.
+    assert not serves(plain, 4096, 8)
+    assert not serves(plain, 4096, 8192)  # More than shared memory holds.
 
 
 def test_axes_before_and_behind():
