@@ -155,6 +155,7 @@ def candidates(problem, search: str):
 
 @pytest.mark.parametrize("search", ["one", "quick"])
 @pytest.mark.parametrize("name", [n for n in ROWS if "int4" not in n and "s4096" not in n])
+@pytest.mark.sampled(alone=("search",))
 def test_jax_kernels_take_what_they_are_given(
     name: str, search: str, monkeypatch: pytest.MonkeyPatch
 ):

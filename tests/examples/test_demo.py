@@ -46,6 +46,7 @@ def replace_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[catalog.Exampl
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", demo.FIRST)
+@pytest.mark.sampled(alone=("name", "target"))
 def test_first_examples_are_right_on_every_target(name: str, target: str):
     run_here = demo.can_run(find_target(target))
     outcome = measuring.perform(task(name, target, execute=run_here))

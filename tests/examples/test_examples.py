@@ -38,6 +38,7 @@ def inputs(example: catalog.Example) -> tuple[jax.Array, ...]:
 
 
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.sampled(alone=("example", "target"))
 def test_compiles(example: catalog.Example, target: str):
     if not example.needs <= find_target(target).features:
         pytest.skip(f"{target} does not have {', '.join(example.needs)}")

@@ -242,6 +242,7 @@ CONFIGS = {
         ("rounds", True),
     ],
 )
+@pytest.mark.sampled(alone=("name", "causal"))
 def test_configurations(name, causal):
     head_dim = {"80": 128, "rounds": 224}.get(name, 64)
     check(q_seq=140, kv_seq=150, head_dim=head_dim, causal=causal, config=CONFIGS[name])
@@ -263,6 +264,7 @@ def problem(**changes):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+@pytest.mark.sampled(alone=("head_dim", "causal"))
 def test_default_configurations_have_registers_enough(head_dim, causal):
     shape = jax.ShapeDtypeStruct((1, 4096, 16, head_dim), jnp.bfloat16)
     lse = jax.ShapeDtypeStruct((1, 16, 4096), jnp.float32)

@@ -147,6 +147,7 @@ def test_items_that_many_blocks_share(blocks):
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("blocks", [2, 5])
 @pytest.mark.parametrize("lengths", [(1, 0, 200, 64, 65), (0, 0, 0, 0, 0), (256, 1, 1, 255, 1000)])
+@pytest.mark.sampled(alone=("lengths", "blocks"))
 def test_lengths(lengths, blocks):
     kept = tuple(min(length, 256) for length in lengths)
     assert kept[-1] <= 256

@@ -202,6 +202,11 @@ CONFIGS = {
 }
 
 
+@functools.cache
+def usual_product(shape):
+    return product(*shape, config=SMALL)[0]
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_configurations(name):
     """Every way of cutting a product up gives the same numbers, to the last bit.
@@ -209,11 +214,10 @@ def test_configurations(name):
     Sums of parts of k may differ in the last bit of float32, but hardly after rounding.
     """
     few = "swapped" in name and "many columns" not in name
-    shape = (20, 264, 136) if few else (264, 392, 136)
+    shape = (20, 264, 136) if few else (264, 264, 136)
     result, expected = product(*shape, config=CONFIGS[name])
-    usual, _ = product(*shape, config=SMALL)
     assert relative_error(result, expected) < 4e-3
-    same = result == usual
+    same = result == usual_product(shape)
     assert same.mean() > 0.99 if "parts" in name else same.all()
 
 
@@ -265,10 +269,10 @@ def test_sums_in_stages(shape, config):
 @pytest.mark.parametrize(
     ("shape", "config"),
     [
-        ((200, 248, 328), MatmulConfig(epilogue_n=32)),
-        ((300, 248, 328), MatmulConfig(tile_n=192, split="m", stages=3, cluster=2)),
-        ((100, 248, 328), MatmulConfig(split_k=2, epilogue_n=32, stages=3)),
-        ((100, 248, 328), MatmulConfig(parts=3, epilogue_n=32, stages=3)),
+        ((200, 248, 264), MatmulConfig(epilogue_n=32)),
+        ((300, 200, 264), MatmulConfig(tile_n=192, split="m", stages=3, cluster=2)),
+        ((100, 150, 264), MatmulConfig(split_k=2, epilogue_n=32, stages=3)),
+        ((100, 150, 328), MatmulConfig(parts=3, epilogue_n=32, stages=3)),
         ((90, 248, 328), MatmulConfig(swap=True, tile_n=96, epilogue_n=32, stages=4, split="n")),
         (
             (139, 136, 328),

@@ -71,6 +71,7 @@ def check(a, w, *, weights=jnp.int8, transpose=True, scales=None, config=SMALL, 
         (jnp.int4, BF16, False),
     ],
 )
+@pytest.mark.sampled
 def test_dtypes(dtype, weights, transpose):
     """Several tiles along every dimension; every value occurs as a weight."""
     a, w = inputs(24, 144, 192, dtype, weights)
@@ -120,6 +121,7 @@ def test_8_bit_floats(dtype, weights):
 @pytest.mark.parametrize(
     ("weights", "transpose"), [(jnp.int8, True), (jnp.int8, False), (jnp.int4, True)]
 )
+@pytest.mark.sampled(alone=("m", "n", "k"))
 def test_shapes_that_do_not_divide(m, n, k, transpose, weights):
     a, w = inputs(m, n, k, BF16, weights)
     check(a, w, weights=weights, transpose=transpose, out=jnp.bfloat16)
@@ -213,7 +215,7 @@ def test_column_scales(cluster):
 )
 def test_group_scales(group, tile_k, transpose):
     """Groups inside of a step, and steps inside of a group."""
-    k = 768 if group == 192 else 512
+    k = max(256, 2 * group)
     a, w = inputs(16, 136, k)
     scales = np.random.default_rng(1).uniform(0.5, 2, (k // group, 136)).astype(np.float32)
     config = MixedConfig(tile_m=16, epilogue_m=16, tile_k=tile_k, stages=2)
@@ -311,6 +313,7 @@ def test_configurations_fit_in_shared_memory():
         (4096, True, jnp.int4),
     ],
 )
+@pytest.mark.sampled
 def test_no_spills_and_no_serialization(m, scaled, weights):
     """Warnings of ptxas are errors."""
     n = k = 4096

@@ -189,6 +189,7 @@ def test_more_groups_than_are_added_up():
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("blocks", [4, 6, 7, 9])
+@pytest.mark.sampled(alone=("blocks", "transposed"))
 def test_last_round_is_shared(blocks, transposed):
     """Few tiles that are left are cut up, into columns of one, two or four blocks.
 
@@ -288,13 +289,14 @@ def test_skipped_rows_and_clusters(options, blocks, n, transposed):
         ({"tile_m": 64, "tile_n": 64, "stages": 2, "epilogue_n": 32}, 1),
     ],
 )
+@pytest.mark.sampled(alone=("name",))
 def test_warpgroups_take_turns(options, blocks, name):
     """Each skips the steps of the other one's tiles, of which there are more or fewer."""
     config = RaggedConfig(alternate=True, **options)
     problem = transposed_kernel.Problem(
-        m=ROWS, n=264, k=200, groups=6, dtype=BF16, out_dtype=np.dtype(np.float32)
+        m=ROWS, n=200, k=136, groups=6, dtype=BF16, out_dtype=np.dtype(np.float32)
     )  # fmt: skip
-    a, b, sizes = normal(0, (ROWS, 200)), normal(1, (ROWS, 264)), SIZES[name]
+    a, b, sizes = normal(0, (ROWS, 136)), normal(1, (ROWS, 200)), SIZES[name]
     a[max(0, np.maximum(sizes, 0).sum()) :] = np.nan
     with pallasite.config.scoped(sanitize=True):
         run = jax.jit(transposed_kernel.build(problem, config, blocks))
@@ -457,6 +459,7 @@ def test_configuration_messages(name, value):
     ],
     ids=str,
 )
+@pytest.mark.sampled(alone=("sizes",))
 def test_tiles_of_the_transposed_product(sizes, fields, widths, last):
     """Tiles as wide as what is left of a group, in kernels of all kinds."""
     config = RaggedConfig(transposed=MatmulConfig(**fields), widths=widths, last=last)
@@ -468,6 +471,7 @@ def test_tiles_of_the_transposed_product(sizes, fields, widths, last):
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize(("transpose_b", "last"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("fields", [TRANSPOSED, TWO | {"alternate": True}])
+@pytest.mark.sampled(alone=("fields", "transpose_b", "last"))
 def test_several_rounds_of_transposed_tiles(fields, transpose_b, last, monkeypatch):
     """Blocks have several tiles, of full width and narrower ones; odd extents, float16."""
     monkeypatch.setattr("pallasite_hopper.ops.ragged.api.MULTIPROCESSORS", 5)
