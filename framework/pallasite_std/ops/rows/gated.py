@@ -12,7 +12,7 @@ import numpy as np
 
 from pallasite_std.ops.activations import captured_values
 from pallasite_std.ops.arguments import in_32_bits, matched, with_derivatives_of, zeros
-from pallasite_std.ops.rows.arguments import float_array, same_type
+from pallasite_std.ops.rows.arguments import float_array, machine, same_type
 from pallasite_std.ops.rows.batching import over_leading_axes
 from pallasite_std.ops.rows.elementwise import elementwise_kernel, flattened, tile_elements
 from pallasite_std.ops.rows.kernel import Chunk, Rows, parameters
@@ -136,7 +136,7 @@ def _run_if_turned(activation: Activation, gate: Any, up: Any) -> Any:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _of_turned(activation: Activation, problem: Turned, gate: Any, up: Any) -> Any:
     def run(gate: Any, up: Any) -> Any:
-        kernel = _turned_kernel(activation, False, problem, np.dtype(gate.dtype))
+        kernel = _turned_kernel(activation, False, problem, np.dtype(gate.dtype), *machine())
         if kernel is not None:
             return kernel(gate, up)[0]
         # XLA reads what it has to transpose as it lies.
@@ -177,7 +177,7 @@ def _turned_gradients(
         there = lying.problem
         if (there.batch, there.rows, there.columns) == shape:
             return _gradients_of(activation)(*given, *lying.given)
-    kernel = _turned_kernel(activation, True, other, np.dtype(d_out.dtype))
+    kernel = _turned_kernel(activation, True, other, np.dtype(d_out.dtype), *machine())
 
     def turned_back(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda gate, up, d_out: function(gate, up, jnp.swapaxes(d_out, 1, 2))
@@ -198,14 +198,19 @@ def _turned_gradients(
 
 @functools.lru_cache(maxsize=512)
 def _turned_kernel(
-    activation: Activation, gradient: bool, problem: Turned, dtype: np.dtype[Any]
+    activation: Activation,
+    gradient: bool,
+    problem: Turned,
+    dtype: np.dtype[Any],
+    multiprocessors: int,
+    shared_memory: int,
 ) -> Callable[..., Any] | None:
     shape = (problem.batch * problem.rows, problem.columns)
     out_types = [jax.ShapeDtypeStruct(shape, dtype)] * (2 if gradient else 1)
     work = functools.partial(_compute, activation, gradient)
     dtypes = [dtype] * len(problem.across)
-    name = _name(gradient)
-    return turned_elementwise_kernel(work, problem, dtypes, out_types, name, parameters(dtype))
+    given = work, problem, dtypes, out_types, _name(gradient), multiprocessors, shared_memory
+    return turned_elementwise_kernel(*given, parameters(dtype))
 
 
 def _name(gradient: bool) -> str:

@@ -307,7 +307,7 @@ def _dequantized_turned(out: np.dtype[Any], problem: Turned, width: int) -> Call
     grouped, groups = _grouped(problem, width), problem.columns // width
 
     def run(values: Any, scales: Any) -> Any:
-        kernel = _turned_dequantization(out, grouped, np.dtype(values.dtype))
+        kernel = _turned_dequantization(out, grouped, np.dtype(values.dtype), *machine())
         if kernel is not None:
             of_rows = scales if grouped.group is None else scales.reshape(-1, groups)
             return kernel(values, of_rows)[0]
@@ -333,10 +333,15 @@ def _dequantized_if_turned(out: np.dtype[Any], values: Any, scales: Any) -> Any:
 
 @functools.lru_cache(maxsize=512)
 def _turned_dequantization(
-    out: np.dtype[Any], problem: Turned, dtype: np.dtype[Any]
+    out: np.dtype[Any],
+    problem: Turned,
+    dtype: np.dtype[Any],
+    multiprocessors: int,
+    shared_memory: int,
 ) -> Callable[..., tuple[jax.Array, ...]] | None:
     out_types = [jax.ShapeDtypeStruct((problem.batch * problem.rows, problem.columns), out)]
-    return turned_elementwise_kernel(_products, problem, [dtype], out_types, "dequantize")
+    given = [dtype], out_types, "dequantize", multiprocessors, shared_memory
+    return turned_elementwise_kernel(_products, problem, *given)
 
 
 def _products(block: Rows, chunk: Chunk, values: Any, scales: Any, result: Any) -> None:

@@ -20,7 +20,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from pallasite import gpu as plgpu
-from pallasite_std.ops.rows.arguments import machine
 from pallasite_std.ops.rows.kernel import (
     Chunk,
     Exchange,
@@ -478,9 +477,12 @@ def turned_elementwise_kernel(
     dtypes: Sequence[np.dtype[Any]],
     out_types: Sequence[jax.ShapeDtypeStruct],
     name: str,
+    multiprocessors: int,
+    shared_memory: int,
     params: Any = None,
 ) -> Callable[..., tuple[jax.Array, ...]] | None:
-    """A kernel with a block for each tile, or None where a matrix is smaller than any.
+    """A kernel with a block for each tile, or None where a matrix is smaller than any, or nothing
+    copies to shared memory.
 
     Args:
       work: ``work(rows, chunk, *refs)``, as of :func:`.elementwise_kernel`.
@@ -488,14 +490,14 @@ def turned_elementwise_kernel(
       dtypes: of the operands that are matrices.
       out_types: types of the results, all of which are matrices.
       name: of the kernel, in profiles.
-      params: ``CompilerParams``.
+      multiprocessors, shared_memory, params: as of :func:`turned_row_kernel`.
     """
     narrowest = _narrowest(problem, dtypes)
     height = min(_LINE // narrowest, 1 << (problem.rows.bit_length() - 1))
     width = min(_WIDTH, 1 << (problem.columns.bit_length() - 1))
     if problem.group is not None:
         width = min(width, problem.group & -problem.group)
-    if height * narrowest < VECTOR_BYTES or width < _NARROWEST:
+    if height * narrowest < VECTOR_BYTES or width < _NARROWEST or not shared_memory:
         return None
     pairs = zip(dtypes, _moved(problem, dtypes), strict=True)
     if any(size_of(dtype) == 1 and not moved for dtype, moved in pairs):
@@ -507,8 +509,8 @@ def turned_elementwise_kernel(
             block.each(lambda chunk: work(block, chunk, *refs))
             yield from ()
 
-        given = whole, problem, dtypes, out_types, name, 0, *machine(), params
-        return turned_row_kernel(*given)
+        given = whole, problem, dtypes, out_types, name, 0
+        return turned_row_kernel(*given, multiprocessors, shared_memory, params)
     matrices = _Matrices(problem, dtypes, out_types, height, width, width)
     across, down = -(-problem.columns // width), -(-problem.rows // height)
     tiling = RowTiling(height, 1, width, problem.columns, ragged=True)
@@ -546,7 +548,7 @@ def turned_row_kernel(
       name: of the kernel, in profiles.
       exchanges: values that the body reduces altogether.
       multiprocessors: of the machine.
-      shared_memory: bytes that a block may have.
+      shared_memory: bytes that a block may have; 0 if nothing copies to it.
       params: ``CompilerParams``.
       kept: results that the body loads again, and operands, which it then does not, of their dtype.
     """
