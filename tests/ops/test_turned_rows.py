@@ -342,3 +342,21 @@ def test_kernels_read_what_was_transposed(function, operands):
     columns, rows = operands[0]
     for kernel in kernels:
         assert kernel.jaxpr.count(f"f32[1,{columns},{rows}]") >= len(operands)
+
+
+def test_loops_and_checkpoints():
+    x, weight = random(1, (64, 136), F32), random(2, (64,), F32)
+    exact = functools.partial(norm, centered=False, epsilon=1e-6)
+
+    def steps(function):
+        def call(x, weight):
+            def step(x, _):
+                return x + jax.checkpoint(lambda x: function(x.T, weight).T)(x) / 8, None
+
+            return jax.lax.scan(step, x, length=3)[0]
+
+        return call
+
+    ours, wanted = steps(ops.rms_norm), steps(exact)
+    check(ours, wanted, x, weight, tolerance=3e-6)
+    check(squares(ours, 2), squares(wanted, 2), x, weight, tolerance=1e-5)
