@@ -69,7 +69,7 @@ class Layout(abc.ABC):
 
     def slice(self, starts: Sequence[int], sizes: Sequence[int]) -> Rearrangement:
         """The part ``[start, start + size)`` of every dimension; only whole registers."""
-        return transforms.slice_(self, starts, sizes)
+        return transforms.slice_(self, tuple(starts), tuple(sizes))
 
     def broadcast_in_dim(self, shape: Sequence[int], dims: Sequence[int]) -> Rearrangement:
         """Dimension ``i`` becomes ``dims[i]`` of ``shape``; copies are made in registers."""
@@ -162,10 +162,10 @@ class RegisterLayout(Layout):
     flat: bool = False
 
     def __post_init__(self) -> None:
-        arranged = _canonical(self.shape, self.dims, self.flat)
-        object.__setattr__(self, "shape", arranged.shape)
-        object.__setattr__(self, "dims", arranged.dims)
-        object.__setattr__(self, "flat", arranged.flat)
+        shape, dims, flat = _canonical(tuple(self.shape), tuple(map(tuple, self.dims)), self.flat)
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dims", dims)
+        object.__setattr__(self, "flat", flat)
         if dg.count(self.digits, Owner.VECTOR) != self.vector_length:
             raise InvalidValueError(
                 f"the vector digits of {self} do not address vectors of {self.vector_length}"
@@ -308,13 +308,6 @@ class RegisterLayout(Layout):
         return f"{list(self.shape)}:{'flat ' if self.flat else ''}[{dims}]"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Canonical:
-    shape: tuple[int, ...]
-    dims: tuple[Digits, ...]
-    flat: bool
-
-
 @functools.lru_cache(maxsize=1024)
 def _primary_mask(digits: Digits, owner: Owner, total: int) -> int:
     own = [d for d in digits if d.owner is owner]
@@ -332,8 +325,10 @@ def _check_threads(digits: Digits, owner: Owner, total: int) -> None:
         reach = digit.stride * digit.size
 
 
-def _canonical(shape: Sequence[int], dims: Sequence[Sequence[Digit]], flat: bool) -> _Canonical:
-    shape = tuple(shape)
+@functools.lru_cache(maxsize=4096)
+def _canonical(
+    shape: tuple[int, ...], dims: tuple[Digits, ...], flat: bool
+) -> tuple[tuple[int, ...], tuple[Digits, ...], bool]:
     if any(extent < 1 for extent in shape):
         raise InvalidValueError(f"shape {shape} has an empty dimension and no register layout")
     merged = tuple(dg.merge(dim) for dim in dims)
@@ -352,7 +347,7 @@ def _canonical(shape: Sequence[int], dims: Sequence[Sequence[Digit]], flat: bool
     everything = tuple(itertools.chain.from_iterable(merged))
     _check_threads(everything, Owner.LANE, LANES)
     _check_threads(everything, Owner.WARP, WARPS)
-    return _Canonical(shape, tuple(dg.merge(dim) for dim in _renumber(merged)), flat)
+    return shape, tuple(dg.merge(dim) for dim in _renumber(merged)), flat
 
 
 def _renumber(dims: Sequence[Digits]) -> tuple[Digits, ...]:

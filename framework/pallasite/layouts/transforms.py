@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -191,7 +192,8 @@ def _slice_dim(dim: int, digits: Digits, extent: int, start: int, size: int) -> 
     return tuple(kept), first
 
 
-def slice_(layout: rg.Layout, starts: Sequence[int], sizes: Sequence[int]) -> rg.Rearrangement:
+@functools.lru_cache(maxsize=4096)
+def slice_(layout: rg.Layout, starts: tuple[int, ...], sizes: tuple[int, ...]) -> rg.Rearrangement:
     """The part ``[start, start + size)`` of every dimension; only whole registers.
 
     Raises:
@@ -206,7 +208,7 @@ def slice_(layout: rg.Layout, starts: Sequence[int], sizes: Sequence[int]) -> rg
             )
     if isinstance(layout, rg.SplatLayout):
         return _splat(sizes)
-    if tuple(sizes) == layout.shape:
+    if sizes == layout.shape:
         return unchanged(layout)
     dims, first = [], 0
     for dim, digits in enumerate(_unflattened(_registers(layout), "slice")):

@@ -27,7 +27,6 @@ from pallasite.plugin.layouts import (
     describe,
     row_major,
 )
-from pallasite.plugin.layouts import transforms as tf
 from pallasite.plugin.lowering import RegisterArray, RuleContext, gather
 from pallasite_std.memory.access import plan_access
 from pallasite_std.memory.matrix_access import MatrixPlan, plan_transfer, transfer_passes
@@ -112,7 +111,7 @@ def fits_scratch(source: Layout, target: Layout, bits: int) -> bool:
 
 def _part(layout: Layout, start: int, size: int) -> Rearrangement:
     starts = [start] + [0] * (len(layout.shape) - 1)
-    return tf.slice_(layout, starts, [size, *layout.shape[1:]])
+    return layout.slice(starts, [size, *layout.shape[1:]])
 
 
 def _in_pieces(

@@ -434,7 +434,7 @@ def _slice(
     planned = _planned(ctx)
     if all(step == 1 for step in steps):
         with contextlib.suppress(InvalidValueError):
-            change = tf.slice_(x.layout, start_indices, sizes)
+            change = x.layout.slice(start_indices, sizes)
             if planned is None or change.layout == planned:
                 return rearrange(x, change)
     row = same_row(x.layout, sizes)
@@ -502,7 +502,7 @@ def _fitting_parts(
         starts = [0] * len(target.shape)
         starts[dimension] = position
         try:
-            part = tf.slice_(target, starts, array.shape).layout
+            part = target.slice(starts, array.shape).layout
         except InvalidValueError:
             return None
         if not isinstance(part, RegisterLayout) or part.vector_length != target.vector_length:
