@@ -403,6 +403,7 @@ def test_windows_of_one_query_on_hopper():
 
 @pytest.mark.parametrize("parts", [2, 5])
 @pytest.mark.parametrize("shape", [(70, 700, 2, 1, 64, 64), (10, 300, 2, 2, 128, 64)])
+@pytest.mark.sampled(alone=("shape", "parts"))
 def test_parts_of_the_keys_on_hopper(shape, parts, monkeypatch):
     """As batches, of which the last ones of few blocks of keys have none."""
     monkeypatch.setattr(hopper_attention, "parts_of_keys", lambda problem: parts)

@@ -137,7 +137,10 @@ def test_parts_are_combined_in_order(heads):
 
 
 @pytest.mark.runs_kernels
-@pytest.mark.parametrize("blocks", [17, 18, 33, 40, 52])
+@pytest.mark.parametrize(
+    "blocks",
+    [17, 33, 52, *(pytest.param(blocks, marks=pytest.mark.slow) for blocks in (18, 40))],
+)
 def test_items_that_many_blocks_share(blocks):
     """Groups of blocks combine what they have left first, of two items or three."""
     with pallasite.config.scoped(sanitize=True):
@@ -351,11 +354,11 @@ def test_pages(page_size, config, head_dim, page_layout):
         ((8, 4, 128, 64), (8, 4096, 8, 64), jnp.float16),
         ((64, 256, 128), (64, 8192, 8, 128), jnp.bfloat16),
         ((8, 64, 256), (8, 4096, 2, 256), jnp.bfloat16),
-        ((8, 56, 80), (8, 4096, 8, 80), jnp.bfloat16),
+        pytest.param((8, 56, 80), (8, 4096, 8, 80), jnp.bfloat16, marks=pytest.mark.slow),
         ((64, 32, 80), (64, 4096, 8, 80), jnp.bfloat16),
-        ((64, 128, 96), (64, 4096, 8, 96), jnp.float16),
+        pytest.param((64, 128, 96), (64, 4096, 8, 96), jnp.float16, marks=pytest.mark.slow),
         ((64, 32, 112), (64, 8192, 8, 112), jnp.float8_e4m3fn),
-        ((8, 48, 192), (8, 4096, 8, 192), jnp.float16),
+        pytest.param((8, 48, 192), (8, 4096, 8, 192), jnp.float16, marks=pytest.mark.slow),
         ((8, 32, 128), (8, 4096, 8, 128), jnp.float8_e4m3fn),
     ],
 )

@@ -186,6 +186,7 @@ def test_nobody_ends_while_others_use_its_memory(method):
 
 @pytest.mark.parametrize("method", ["two_steps", "pipelined"])
 @pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.sampled(alone=("method", "devices"))
 def test_sums_in_place(method, devices):
     """The result takes the place of the operand: which is still what it was to what reads it later,
     and is the next operand in a loop."""
@@ -209,6 +210,7 @@ def test_sums_in_place(method, devices):
 
 @pytest.mark.parametrize("method", ["one_step", "two_steps", "pipelined"])
 @pytest.mark.parametrize("axis", ["x", ("x", "y")])
+@pytest.mark.sampled(alone=("method", "axis"))
 def test_reduced_arrays_do_not_vary(method, axis):
     """Where ``jax.shard_map`` checks that: a data-parallel step, as with ``lax.psum``."""
     axes = (axis,) if isinstance(axis, str) else axis
