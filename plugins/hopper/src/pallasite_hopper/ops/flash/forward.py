@@ -172,6 +172,9 @@ class _Forward:
         self.masked = self.masked or problem.terms.segmented or problem.terms.has("visits")
         self.in_parts = config.split > 1 or problem.parts > 1
         self.masked = self.masked or self.in_parts  # Parts need not have keys.
+        # The registers of three warpgroups do not suffice for masks and factors of rows: with both,
+        # kernels take 1 to 7 % longer. There scores have to be below 2**30 in exponents of 2.
+        self.one_factor = config.warpgroups == 3 and self.masked and not biased
         # Whether blocks at the beginning are masked, too.
         self.masked_begin = problem.left is not None or problem.terms.segmented
         self.given: dict[str, Any] = {}
@@ -340,7 +343,7 @@ class _Forward:
                 softmax.partial_sums(weights),
                 kept.astype(problem.out_dtype),
             )
-            acc[...] = jnp.zeros((ROWS, problem.value_columns), jnp.float32)
+            acc[...] = jnp.zeros((ROWS, problem.value_tile), jnp.float32)
 
             def step(masked: bool) -> Callable[[Any, Any], Any]:
                 return lambda index, carry: self._step(
@@ -362,13 +365,13 @@ class _Forward:
             if config.separate_out:
                 plgpu.barrier_arrive(self.scratch["q_empty"].at[warpgroup])
             end, maxima, sums, weights = carry
-            plgpu.wgmma(acc, weights, self._values(end))
+            plgpu.wgmma(acc, weights, self.scratch["v_smem"].at[end])
             result = plgpu.wgmma_accumulator_load(acc, wait_n=0)
             plgpu.barrier_arrive(self.scratch["v_empty"].at[end])
             self._finish(result, maxima, sums, out, lse, tile, start, warpgroup)
             return self._next(end)
 
-        return pl.run_scoped(scope, plgpu.ACC((ROWS, problem.value_columns), jnp.float32))
+        return pl.run_scoped(scope, plgpu.ACC((ROWS, problem.value_tile), jnp.float32))
 
     def _full_blocks(self, tile: Tile, start: Any) -> Any:
         """How many blocks of keys, from the first, all rows from ``start`` on see as a whole."""
@@ -420,19 +423,8 @@ class _Forward:
             plgpu.barrier_arrive(self.scratch["turn"].at[following])
 
     def _start_scores(self, scores: Any, stage: Any, warpgroup: Any) -> None:
-        # The rest is zeros.
-        columns = pl.ds(0, self.problem.head_columns)
-        keys = plgpu.transpose_ref(self.scratch["k_smem"].at[stage, :, columns], (1, 0))
-        queries = self.scratch["q_smem"].at[warpgroup, :, columns]
-        plgpu.wgmma(scores, queries, keys, accumulate=False)
-
-    @property
-    def _multiplied(self) -> Any:
-        """The columns of values that are; the rest is zeros."""
-        return pl.ds(0, self.problem.value_columns)
-
-    def _values(self, stage: Any) -> Any:
-        return self.scratch["v_smem"].at[stage, :, self._multiplied]
+        keys = plgpu.transpose_ref(self.scratch["k_smem"].at[stage], (1, 0))
+        plgpu.wgmma(scores, self.scratch["q_smem"].at[warpgroup], keys, accumulate=False)
 
     def _first_scores(self, stage: Any, warpgroup: Any) -> Any:
         def scope(scores: Any) -> Any:
@@ -467,7 +459,7 @@ class _Forward:
             plgpu.barrier_wait(s["k_full"].at[following])
             self._wait_turn(warpgroup)
             self._start_scores(scores, following, warpgroup)
-            plgpu.wgmma(acc, weights, self._values(stage))
+            plgpu.wgmma(acc, weights, s["v_smem"].at[stage])
             self._pass_turn(warpgroup)
             return plgpu.wgmma_accumulator_load(scores, wait_n=1)
 
@@ -484,7 +476,7 @@ class _Forward:
         plgpu.barrier_wait(s["v_full"].at[following])
         so_far = plgpu.wgmma_accumulator_load(acc, wait_n=0)
         plgpu.barrier_arrive(s["v_empty"].at[stage])
-        acc[...] = so_far * softmax.broadcast_rows(shrink, problem.value_columns)
+        acc[...] = so_far * softmax.broadcast_rows(shrink, problem.value_tile)
         kept = self._kept(fresh, tile, start, block)
         return following, maxima, sums, kept.astype(problem.out_dtype)
 
@@ -513,7 +505,9 @@ class _Forward:
         """New maxima, the factor of what was summed up under the old ones, and the weights."""
         larger = jnp.maximum(maxima, jnp.max(scores, axis=1))
         factor: Any = self.factor
-        if not self.problem.terms.biased:
+        if self.one_factor:
+            factor = jnp.full((ROWS,), factor, jnp.float32)
+        elif not self.problem.terms.biased:
             factor = softmax.factors(larger, factor)
         shrink = jnp.exp2((maxima - larger) * factor)
         weights = softmax.exponentials(scores, factor, larger, self.config.polynomial)
@@ -587,7 +581,7 @@ class _Forward:
         inverse = jnp.where(empty, 0.0, attention_dropout.growth(problem.dropout) / total)
         if share is not None:
             inverse = inverse * share
-        values = acc * softmax.broadcast_rows(inverse, problem.value_columns)
+        values = acc * softmax.broadcast_rows(inverse, problem.value_tile)
         first, count = start, ROWS
         if config.split > 1:
             count = ROWS // config.split
@@ -603,7 +597,7 @@ class _Forward:
                 staging = staging.at[:, pl.ds(0, problem.value_tile)]
         if config.split > 1:
             staging = staging.at[pl.ds(0, count)]
-        staging[:, self._multiplied] = values
+        staging[...] = values
         plgpu.commit_smem()
         rows = pl.ds(first, count)
         plgpu.copy_smem_to_gmem(staging, out.at[tile.batch, rows, tile.head, *self._of_values])
@@ -666,8 +660,8 @@ class _Forward:
 
     def _added(self, values: Any, first: Any, count: int, warpgroup: Any) -> Any:
         """This block's rows of the sum over the blocks."""
-        self._own("sums", warpgroup)[:, self._multiplied] = values
+        self._own("sums", warpgroup)[...] = values
         self._meet()
         mine = pl.ds(pl.multiple_of(first, count), count)
         parts = self._of_parts("sums", warpgroup)
-        return functools.reduce(jnp.add, [ref[mine, self._multiplied] for ref in parts])
+        return functools.reduce(jnp.add, [ref.at[mine][...] for ref in parts])

@@ -98,16 +98,6 @@ class Problem:
         return head_tile(self.value_dim)
 
     @property
-    def head_columns(self) -> int:
-        """Columns of a head in shared memory that are multiplied."""
-        return self.head_tile
-
-    @property
-    def value_columns(self) -> int:
-        """Columns of a value in shared memory that are multiplied, and of results in registers."""
-        return self.value_tile
-
-    @property
     def heads(self) -> int:
         """Heads of all batches."""
         return self.batch * self.q_heads
