@@ -104,9 +104,15 @@ KERNELS = {
     for rows in (64, 128, 1024, 4096)
 }
 
+SIMILAR = {"gradient 64", "narrow weights, 128 rows", "narrow weights, 4096 rows"}
+"""Others have the same loops, in other tiles."""
+
 
 @needs_disassembler
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SIMILAR)) for name in KERNELS],
+)
 def test_no_accumulator_is_read_too_early(name):
     function, *arguments = KERNELS[name]
     kernels = pallasite.compile_all(function, *arguments, target="sm_90a", assemble=True)

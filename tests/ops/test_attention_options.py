@@ -228,7 +228,12 @@ UNORDERED = {
     ("shape", "dtype", "options"),
     [
         ((300, 300, 1, 1, 64, 64), "float16", {"causal": True, **PACKED}),
-        ((300, 300, 1, 1, 128, 128), "bfloat16", {"window": (150, 40), **PACKED}),
+        pytest.param(
+            (300, 300, 1, 1, 128, 128),
+            "bfloat16",
+            {"window": (150, 40), **PACKED},
+            marks=pytest.mark.slow,
+        ),
         ((140, 220, 1, 1, 192, 128), "float16", {**UNORDERED, "kv_lengths": [220, 90]}),
         (
             (140, 220, 2, 1, 40, 40),
@@ -251,7 +256,12 @@ UNORDERED = {
         ((130, 200, 1, 1, 160, 120), "float16", {"window": (40, 10), "kv_lengths": [200, 33]}),
         ((1, 1, 2, 1, 64, 64), "float16", {}),
         ((5, 5, 2, 1, 128, 128), "bfloat16", {"causal": True}),
-        ((47, 47, 1, 1, 64, 32), "float16", {"window": (9, 3), "soft_cap": 2.0}),
+        pytest.param(
+            (47, 47, 1, 1, 64, 32),
+            "float16",
+            {"window": (9, 3), "soft_cap": 2.0},
+            marks=pytest.mark.slow,
+        ),
         (
             (70, 90, 2, 1, 64, 64),
             "bfloat16",
@@ -273,7 +283,7 @@ def test_own_kernels_of_hopper(shape, dtype, options, monkeypatch):
     ("shape", "options"),
     [
         ((130, 200, 2, 2, 192, 128), {}),
-        ((70, 90, 2, 1, 160, 60), {"causal": True}),
+        pytest.param((70, 90, 2, 1, 160, 60), {"causal": True}, marks=pytest.mark.slow),
         ((150, 150, 1, 1, 256, 40), {}),
         ((70, 90, 1, 1, 64, 80), {"kv_lengths": [90, 33], "soft_cap": 5.0}),
     ],

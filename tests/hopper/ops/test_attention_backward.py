@@ -192,7 +192,14 @@ def test_heads_of_queries_share_heads_of_keys(heads, causal):
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "causal"), [(256, False), (256, True), (160, True), (200, True), (96, False)]
+    ("head_dim", "causal"),
+    [
+        (256, False),
+        (256, True),
+        (160, True),
+        pytest.param(200, True, marks=pytest.mark.slow),
+        (96, False),
+    ],
 )
 def test_other_heads(head_dim, causal):
     heads = (2, 1) if causal else (1, 1)

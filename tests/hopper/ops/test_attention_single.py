@@ -129,7 +129,10 @@ def test_configurations(config, heads):
     check(batch=2, seq=(130, 70), heads=heads, config=config, window=(None, 0))
 
 
-@pytest.mark.parametrize("sizes", [(8, 8), (40, 96), (144, 136), (20, 13), (256, 256)])
+@pytest.mark.parametrize(
+    "sizes",
+    [(8, 8), (40, 96), (20, 13), (256, 256), pytest.param((144, 136), marks=pytest.mark.slow)],
+)
 def test_heads(sizes):
     check(seq=(43, 70), sizes=sizes, dtype="float16", heads=(2, 1))
 
@@ -156,7 +159,9 @@ def test_lengths_of_nothing():
     check(batch=4, extras=Extras(q_lengths=lengths[0], kv_lengths=lengths[1]))
 
 
-@pytest.mark.parametrize("window", [(None, None), (None, 0), (2, 3)])
+@pytest.mark.parametrize(
+    "window", [pytest.param((None, None), marks=pytest.mark.slow), (None, 0), (2, 3)]
+)
 def test_sequences_one_after_the_other(window):
     check(seq=(150, 150), period=7, window=window, heads=(2, 1))
     check(seq=(150, 150), period=50, window=window, columns=32)

@@ -299,10 +299,10 @@ def test_caches_of_8_bits(cache_dtype, head_dim, tile, dtype):
     ("page_size", "config", "head_dim", "page_layout"),
     [
         (16, DecodeConfig(blocks=3), 64, "heads_first"),
-        (16, DecodeConfig(blocks=3), 64, "tokens_first"),
+        pytest.param(16, DecodeConfig(blocks=3), 64, "tokens_first", marks=pytest.mark.slow),
         (64, DecodeConfig(blocks=4, stages=3), 128, "heads_first"),
         (8, DecodeConfig(blocks=3, ahead=True), 64, "heads_first"),
-        (32, DecodeConfig(blocks=3), 80, "heads_first"),
+        pytest.param(32, DecodeConfig(blocks=3), 80, "heads_first", marks=pytest.mark.slow),
         (32, DecodeConfig(blocks=3), 96, "tokens_first"),
         (
             128,

@@ -207,7 +207,20 @@ def usual_product(shape):
     return product(*shape, config=SMALL)[0]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+RARE = {
+    *("four", "two by four", "swapped pairs of many columns, parts", "no matmul in flight"),
+    *("minor n", "one warpgroup", "192 columns", "256 x 192", "read once"),
+    *("swapped tiles of many columns, 256 rows", "swapped pairs of many columns"),
+    *("swapped tiles of many columns, 192 rows", "swapped tiles of many columns in parts"),
+    "swapped parts of k by a second kernel",
+}
+"""What others divide alike, in the other order or with fewer rows."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in RARE)) for name in CONFIGS],
+)
 def test_configurations(name):
     """Every way of cutting a product up gives the same numbers, to the last bit.
 

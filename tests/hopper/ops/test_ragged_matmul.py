@@ -241,7 +241,12 @@ def check_tiles(config, blocks, n, transposed, k=72):
 @pytest.mark.runs_kernels
 @pytest.mark.parametrize(
     ("blocks", "split", "n", "transposed"),
-    [(5, "m", 392, False), (7, "n", 700, True), (3, "m", 600, True), (4, "n", 256, False)],
+    [
+        (5, "m", 392, False),
+        (7, "n", 700, True),
+        (3, "m", 600, True),
+        pytest.param(4, "n", 256, False, marks=pytest.mark.slow),
+    ],
 )
 def test_halved_tiles(blocks, split, n, transposed):
     buffers = 1 if split == "n" else 2
@@ -255,7 +260,7 @@ def test_halved_tiles(blocks, split, n, transposed):
     [
         ({}, 5, 392, False),
         ({}, 13, 256, True),
-        ({"skip": True}, 7, 392, False),
+        pytest.param({"skip": True}, 7, 392, False, marks=pytest.mark.slow),
         ({"cluster": 2, "split": "n", "epilogue_buffers": 1}, 10, 700, True),
     ],
 )
@@ -273,7 +278,13 @@ def test_steps_of_last_tiles_are_shared(options, blocks, n, transposed):
         ({"skip": True}, 5, 392, False),
         ({"cluster": 2}, 8, 700, True),
         ({"cluster": 2, "skip": True}, 6, 1024, False),
-        ({"cluster": 2, "split": "n", "epilogue_buffers": 1}, 8, 392, False),
+        pytest.param(
+            {"cluster": 2, "split": "n", "epilogue_buffers": 1},
+            8,
+            392,
+            False,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_skipped_rows_and_clusters(options, blocks, n, transposed):
