@@ -28,10 +28,14 @@ def cross_entropy(
     logarithm = jax.nn.logsumexp(logits, axis=-1)
     there = jnp.clip(labels, 0, logits.shape[-1] - 1)
     chosen = jnp.take_along_axis(logits, there[..., None], -1)[..., 0]
-    target = chosen
+    # Relative to the largest logit, of which the loss has few digits where that is far from zero.
+    largest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    target = chosen - largest
     if label_smoothing:  # Logits of minus infinity have no mean.
-        target = (1 - label_smoothing) * chosen + label_smoothing * logits.mean(-1)
-    losses = logarithm - target + z_loss * logarithm**2
+        rest = (logits - largest[..., None]).mean(-1)
+        target = (1 - label_smoothing) * target + label_smoothing * rest
+    above = jax.nn.logsumexp(logits - largest[..., None], axis=-1)
+    losses = above - target + z_loss * logarithm**2
     return losses if ignored_label is None else jnp.where(labels == ignored_label, 0.0, losses)
 
 

@@ -219,6 +219,19 @@ def test_cross_entropy(shape, plain):
         compare(lambda x: call(x, jnp.asarray(labels)), lambda x: reference(x, labels), logits)
 
 
+@pytest.mark.parametrize("columns", [50, 1000, 40000])
+@pytest.mark.parametrize("offset", [-1e5, 1e3, 1e6])
+def test_cross_entropy_far_from_zero(offset, columns):
+    """The loss has the digits that the logits have."""
+    logits = random(3, (3, columns), jnp.float32) * 4 + offset
+    labels = np.arange(3) * 7
+    wide = np.asarray(logits, np.float64) - offset
+    expected = np.log(np.exp(wide).sum(1)) - wide[np.arange(3), labels]
+    for one in (logits, jnp.asarray(np.asarray(logits).T.copy()).T):
+        losses = jax.jit(ops.softmax_cross_entropy)(one, labels)
+        np.testing.assert_allclose(losses, expected, rtol=3e-6)
+
+
 def test_cross_entropy_of_extremes():
     """Large and infinite logits: no overflow, and classes that are masked."""
     rows = np.array([[1e4, -1e4, 0, 0], [-np.inf, 2.0, 2.0, -np.inf], [-3e38, -3e38, 0, 1]])

@@ -152,23 +152,19 @@ def _gradient(loss: CrossEntropy, logits: Any, labels: Any, logarithms: Any, d_l
     return d_logits.reshape(logits.shape)
 
 
-def _combined(loss: CrossEntropy, labels: Any, logarithms: Any, chosen: Any, mean: Any) -> Any:
-    """Losses from log-sum-exps, the labels' logits, and means of logits."""
-    losses = logarithms - chosen
-    if mean is not None:
-        losses = losses + loss.smoothing * (chosen - mean)
-    losses = losses + loss.z_loss * logarithms * logarithms
-    return losses if loss.ignored is None else jnp.where(labels == loss.ignored, 0.0, losses)
-
-
 def _reference(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
     """What the forward kernel computes; second derivatives are its."""
     wide = loss.logits(logits.astype(jnp.float32))
     logarithms = jax.nn.logsumexp(wide, axis=-1)
     there = jnp.clip(labels, 0, wide.shape[-1] - 1)[..., None]
-    chosen = jnp.take_along_axis(wide, there, axis=-1)[..., 0]
-    mean = jnp.mean(wide, axis=-1) if loss.smoothing else None
-    return _combined(loss, labels, logarithms, chosen, mean), logarithms
+    losses = -jnp.take_along_axis(jax.nn.log_softmax(wide, axis=-1), there, axis=-1)[..., 0]
+    if loss.smoothing:
+        chosen = jnp.take_along_axis(wide, there, axis=-1)[..., 0]
+        losses = losses + loss.smoothing * (chosen - jnp.mean(wide, axis=-1))
+    losses = losses + loss.z_loss * logarithms * logarithms
+    if loss.ignored is not None:
+        losses = jnp.where(labels == loss.ignored, 0.0, losses)
+    return losses, logarithms
 
 
 def _reference_gradient(

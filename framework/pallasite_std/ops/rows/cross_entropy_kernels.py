@@ -71,11 +71,11 @@ def forward(
         if flat:
             block = AlignedRow(block, rows, columns, vector)
         largest, total, mean = _log_sum_exp(block, loss, x, columns)
-        logarithm = jnp.log(total) + largest
+        above = jnp.log(total)
         label = labels[block.place]
         chosen = block.elements(x, jnp.clip(label, 0, columns - 1))
-        block.store(losses, loss_of(loss, label, logarithm, chosen, mean))
-        block.store(logarithms, logarithm)
+        block.store(losses, loss_of(loss, label, largest, above, chosen, mean))
+        block.store(logarithms, above + largest)
 
     each = jax.ShapeDtypeStruct((rows,), jnp.float32)
     exchanges = 3 if loss.smoothing else 2
@@ -88,28 +88,35 @@ def forward(
     return (lambda x, labels: kernel(x.reshape(-1), labels)) if flat else kernel
 
 
-def loss_of(loss: CrossEntropy, label: Any, logarithm: Any, chosen: Any, mean: Any) -> Any:
-    """The loss of rows, given the label, log-sum-exp, logit of the label and mean of each."""
+def loss_of(
+    loss: CrossEntropy, label: Any, largest: Any, above: Any, chosen: Any, mean: Any
+) -> Any:
+    """The loss of rows, given the label of each, its maximum, the log-sum-exp above that, the logit
+    of the label and the mean.
+
+    Logits may all be far from zero, where the log-sum-exp itself has few digits of the loss.
+    """
     chosen = loss.logits(chosen)
-    value = logarithm - chosen
+    value = above + (largest - chosen)
     if mean is not None:
         value = value + loss.smoothing * (chosen - mean)
     if loss.z_loss:
+        logarithm = above + largest
         value = value + loss.z_loss * logarithm * logarithm
     return value if loss.ignored is None else jnp.where(label == loss.ignored, 0.0, value)
 
 
-def combined(parts: Sequence[Any], columns: int, axis: int) -> tuple[Any, Any]:
-    """Log-sum-exps, and means or None, of rows whose parts along an axis have maxima, sums of
-    exponentials relative to these and, if there are means, sums of logits."""
+def combined(parts: Sequence[Any], columns: int, axis: int) -> tuple[Any, Any, Any]:
+    """Maxima, log-sum-exps above these, and means or None, of rows whose parts along an axis have
+    maxima, sums of exponentials relative to these and, if there are means, sums of logits."""
     most, totals, *sums = parts
     largest = jnp.max(most, axis=axis)
     spread = largest
     if most.ndim > 1:
         others = [one for one in range(most.ndim) if one != axis]
         spread = lax.broadcast_in_dim(largest, most.shape, others)
-    logarithm = jnp.log(jnp.sum(totals * jnp.exp(most - spread), axis=axis)) + largest
-    return logarithm, jnp.sum(sums[0], axis=axis) / columns if sums else None
+    above = jnp.log(jnp.sum(totals * jnp.exp(most - spread), axis=axis))
+    return largest, above, jnp.sum(sums[0], axis=axis) / columns if sums else None
 
 
 def _log_sum_exp(block: Rows, loss: CrossEntropy, x: Any, columns: int) -> tuple[Any, Any, Any]:
@@ -186,11 +193,11 @@ def segments(
     def combine(x: Any, labels: Any, *refs: Any) -> None:
         *parts, losses, logarithms = refs
         row = lax.axis_index("row")
-        logarithm, mean = combined([one[row] for one in parts], columns, 0)
+        largest, above, mean = combined([one[row] for one in parts], columns, 0)
         label = labels[row]
         chosen = x[row, jnp.clip(label, 0, columns - 1)].astype(jnp.float32)
-        losses[row] = loss_of(loss, label, logarithm, chosen, mean)
-        logarithms[row] = logarithm
+        losses[row] = loss_of(loss, label, largest, above, chosen, mean)
+        logarithms[row] = above + largest
 
     count = 3 if loss.smoothing else 2
     of_segments = segment_kernel(work, rows, columns, count, "cross_entropy", parameters(dtype))

@@ -149,12 +149,12 @@ def _combine(loss: CrossEntropy, problem: Turned, parts: int, count: int) -> Cal
         begin = (lax.rem(number, down) if problem.batch > 1 else number) * height
         row = lax.min(begin, rows - height)
         found = [one[:, batch, pl.ds(row, height)] for one in sources]
-        logarithm, mean = combined(found, columns, 0)
+        largest, above, mean = combined(found, columns, 0)
         window = pl.ds(batch * rows + row, height)
         label, numbers = labels[window], row + lax.broadcasted_iota(jnp.int32, (height,), 0)
         chosen = x[batch, jnp.clip(label, 0, columns - 1), numbers].astype(jnp.float32)
-        value = loss_of(loss, label, logarithm, chosen, mean)
-        for ref, one in ((losses, value), (logarithms, logarithm)):
+        value = loss_of(loss, label, largest, above, chosen, mean)
+        for ref, one in ((losses, value), (logarithms, above + largest)):
             if rows % height:
                 pltriton.store(ref.at[window], one, mask=numbers >= begin)
             else:
