@@ -3,6 +3,7 @@ results and gradients agree with the textbook's formulas in float64."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -17,7 +18,8 @@ from ops_support import error, exact, on, random
 import pallasite.ops
 from pallasite.errors import InvalidTypeError, InvalidValueError, UnsupportedError
 from pallasite_hopper.ops.flash import api as hopper_attention
-from pallasite_hopper.ops.flash import single_api, terms
+from pallasite_hopper.ops.flash import backward, single_api, terms
+from pallasite_hopper.ops.flash.backward_config import BackwardProblem
 from pallasite_std.ops import AttentionConfig
 from pallasite_std.ops.flash import api
 
@@ -292,6 +294,32 @@ def test_gradients_of_values_of_other_sizes_on_hopper(shape, options, monkeypatc
     """By the kernels of long sequences."""
     monkeypatch.setattr(single_api, "chosen", lambda *_: None)
     check(shape, "bfloat16", options, "sm_90a")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"parts": 3}, {"own_keys": True}, {"parts": 2, "own_keys": True}]
+)
+def test_divided_gradients_of_packed_sequences(changes, monkeypatch):
+    """Blocks that share a tile of keys, and heads of queries with blocks of their own."""
+    monkeypatch.setattr(single_api, "chosen", lambda *_: None)
+    monkeypatch.setattr(terms, "SHORT", 0)
+    default = backward.default_config
+    monkeypatch.setattr(
+        backward, "default_config", lambda p: dataclasses.replace(default(p), **changes)
+    )
+    check((150, 150, 2, 1, 64, 64), "bfloat16", SEGMENTS | {"causal": True}, "sm_90a")
+
+
+def test_gradients_of_uneven_packed_sequences_are_divided():
+    """A head of keys that eight of queries share has fewer tiles than there are multiprocessors, and
+    few of them see most."""
+    problem = BackwardProblem(
+        batch=1, q_heads=8, kv_heads=1, q_seq=14912, kv_seq=14912, head_dim=64,
+        dtype=np.dtype(jnp.bfloat16), causal=True, scale=0.125, soft_cap=None, has_lengths=False,
+        terms=terms.Terms(names=("q_segments", "kv_segments", "spans")),
+    )  # fmt: skip
+    config = backward.default_config(problem)
+    assert config.own_keys or config.parts > 1
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ _ADDING = 3
 _GAIN = 0.9
 """What dividing the work of many blocks has to be estimated at, of the time without it."""
 
+_MEAN = 0.5
+"""Steps of a block in the mean, of those of the longest one, with a causal mask and segments."""
+
 _MANY = 16
 """Blocks of a multiprocessor that are enough: the last ones are a small part of all."""
 
@@ -122,17 +125,23 @@ def _by_rounds(problem: BackwardProblem, config: BackwardConfig) -> tuple[int, b
     if many and (problem.windowed or problem.terms or problem.has_lengths):
         return 1, False  # Short blocks fill up what the last round leaves.
 
-    def cost(choice: tuple[int, bool]) -> int:
+    varied = problem.causal and problem.terms.has("q_segments")
+
+    def cost(choice: tuple[int, bool]) -> float:
         parts, own_keys = choice
         heads = problem.q_heads if own_keys or fixed else problem.kv_heads
-        rounds = -(-tiles * heads * parts // MULTIPROCESSORS)
+        blocks = tiles * heads * parts
+        rounds: float = -(-blocks // MULTIPROCESSORS)
+        if varied:  # The longest block is one round; of many blocks, the mean counts.
+            rounds = max(1.0, _MEAN * blocks / MULTIPROCESSORS)
         each = -(-steps // parts) * (problem.q_heads // heads)
         return rounds * (each + _ADDING * ((parts > 1) + own_keys))
 
     most = max(1, min(steps, MOST_PARTS))
     own = (False, True) if problem.group > 1 and not fixed else (False,)
     best = min(((parts, one) for parts in range(1, most + 1) for one in own), key=cost)
-    return best if not many or cost(best) < _GAIN * cost((1, False)) else (1, False)
+    sure = not many and not varied
+    return best if sure or cost(best) < _GAIN * cost((1, False)) else (1, False)
 
 
 def microseconds(problem: BackwardProblem, config: BackwardConfig) -> float:
