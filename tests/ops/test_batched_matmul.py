@@ -174,6 +174,9 @@ def test_one_kernel():
         ((None, 0), 0, (False, True), "mk,znk->zmn"),
         ((0, None), 0, (True, False), "zkm,kn->zmn"),
         ((0, None), 0, (True, True), "zkm,nk->zmn"),
+        ((1, None), 0, (False, False), "mzk,kn->zmn"),
+        ((None, 1), 0, (False, False), "mk,kzn->zmn"),
+        ((None, 2), 0, (False, False), "mk,knz->zmn"),
     ],
 )
 def test_matrices_that_are_joined(axes, out, transposed, subscripts):

@@ -328,6 +328,18 @@ def test_gradient_of_shared_weights(axis):
     assert [x.ptx for x in kernels(gradient, a, b)] == [x.ptx for x in kernels(joined, a, b)]
 
 
+def test_gradient_of_weights_with_other_orders():
+    """Where rows lie in another order in the cotangent, that is copied: still one contraction."""
+    a, b = bf16(ROWS, COUNT, DEPTH), bf16(DEPTH, COLUMNS)
+
+    def gradient(a, b):
+        every = jax.vmap(hopper_ops.matmul, (1, None), 0)
+        return jax.grad(lambda b: jnp.sin(every(a, b).astype(jnp.float32)).sum())(b)
+
+    names = [one.name for one in kernels(gradient, a, b)]
+    assert "batched_matmul" not in names[1:]
+
+
 @pytest.mark.runs_kernels
 def test_several_batch_dimensions(matmul):
     """That lie apart in some operands, and that only one of them has."""

@@ -13,7 +13,14 @@ import numpy as np
 from jax import lax
 
 from pallasite_std.ops.arguments import zeros
-from pallasite_std.ops.dense.dimensions import Dimensions, Group, Labels, Plan, plan
+from pallasite_std.ops.dense.dimensions import (
+    Dimensions,
+    Group,
+    Labels,
+    Plan,
+    plan,
+    with_joined_depth,
+)
 from pallasite_std.ops.dense.epilogue import Epilogue
 from pallasite_std.ops.dense.problem import MatmulCall
 
@@ -117,6 +124,13 @@ def run_product(
     if dims.out[-1] not in dims.b and not operands[2:] and call.epilogue == Epilogue():
         call, dims, operands = _swapped(call, dims, operands)
     assert dims.out[-1] in dims.b and dims.out[-1] not in both
+    joined = with_joined_depth(dims, sizes)
+    operands = (
+        _ordered(operands[0], dims.a, joined.a),
+        _ordered(operands[1], dims.b, joined.b),
+        *operands[2:],
+    )
+    dims = joined
     kinds = [call.epilogue.extents(name) for name in call.epilogue.operands]
     found = plan(dims, sizes, [rows for rows, _ in kinds], plain=call.epilogue == Epilogue())
     result = _run_plan(run, run_many, call, dims, sizes, found, kinds, operands)
@@ -190,6 +204,10 @@ def _run_plan(
     labels = sum(out, ())
     result = result.reshape([sizes[one] for one in labels])
     return lax.transpose(result, [labels.index(one) for one in dims.out])
+
+
+def _ordered(array: jax.Array, labels: Labels, order: Labels) -> jax.Array:
+    return lax.transpose(array, [labels.index(one) for one in order])
 
 
 def _grouped(

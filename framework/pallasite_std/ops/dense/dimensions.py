@@ -69,6 +69,7 @@ def with_batch(
     *,
     movable: bool,
     wanted: int | None = None,
+    apart: bool = False,
 ) -> Dimensions:
     """The labels of a product with one dimension more.
 
@@ -79,13 +80,15 @@ def with_batch(
         operands of the epilogue have it (a number, or None).
       movable: whether columns of the result may lie apart, as without an epilogue.
       wanted: the place in the result of a dimension that may have any, if kernels can put it there.
+      apart: whether kernels can put rows or columns there that they could join, too.
     """
     in_a, in_b, *in_extras = places
-    # Rows are the last dimension but columns.
-    place = wanted if wanted is not None and wanted < len(dims.out) else 0
-    if in_b is None and in_a is not None:
+    told = wanted if wanted is not None and wanted < len(dims.out) else None  # Columns are last.
+    place = told or 0
+    chosen = apart and told is not None
+    if in_b is None and in_a is not None and not chosen:
         place = _beside(dims.a, in_a, dims.out, set(dims.b), place)
-    elif in_a is None and in_b is not None and movable:
+    elif in_a is None and in_b is not None and movable and not chosen:
         # The first dimension can be the result's first, too, without a copy of either.
         place = _beside(dims.b, in_b, dims.out, set(dims.a), place) if in_b else place
     out = _inserted(dims.out, place, label)
@@ -111,6 +114,37 @@ def _inserted(labels: Labels, position: int | None, label: int) -> Labels:
     if position is None:
         return labels
     return (*labels[:position], label, *labels[position:])
+
+
+def with_joined_depth(dims: Dimensions, sizes: Mapping[int, int]) -> Dimensions:
+    """The labels where those that are summed over lie next to each other in both operands, if they
+    do in one, and a copy of the other moves less than results for each, which are added up."""
+    depth = {one for one in dims.a if one in dims.b and one not in dims.out}
+    options: list[tuple[int, Dimensions]] = []
+    for labels, kept in ((dims.a, dims.b), (dims.b, dims.a)):
+        block = tuple(one for one in kept if one in depth)
+        if not _has(kept, block):
+            continue
+        rest = tuple(one for one in labels if one not in depth)
+        place = len(rest) if labels[-1] in depth else 0
+        found = (*rest[:place], *block, *rest[place:])
+        if _has(labels, block):
+            return dims
+        copied = math.prod(sizes[one] for one in labels)
+        a, b = (found, dims.b) if labels is dims.a else (dims.a, found)
+        options.append((copied, dataclasses.replace(dims, a=a, b=b)))
+    if not options:
+        return dims
+    copied, joined = min(options, key=lambda one: one[0])
+    parts = math.prod(sizes[one] for one in depth) // max(sizes[one] for one in depth)
+    # Sums have 32 bits; operands 16, mostly.
+    return joined if copied < 2 * parts * math.prod(sizes[one] for one in dims.out) else dims
+
+
+def _has(labels: Labels, block: Labels) -> bool:
+    """Whether labels lie next to each other, in this order."""
+    first = labels.index(block[0])
+    return labels[first : first + len(block)] == block
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,7 +101,8 @@ class Product:
         epilogue = self.call.epilogue
         wanted = None if epilogue.residual else mapped_result_axis()
         plain = epilogue == Epilogue()
-        found = with_batch(dims, new, places, movable=plain, wanted=wanted)
+        apart = plain and self.implementation.run_many is not None
+        found = with_batch(dims, new, places, movable=plain, wanted=wanted, apart=apart)
         given = list(operands[:2])
         for array, place, labels in zip(operands[2:], places[2:], found.extras, strict=True):
             given.append(array if place is None else jnp.moveaxis(array, place, labels.index(new)))

@@ -37,6 +37,8 @@ from pallasite_std.api import (
 _LARGEST_GRID = 2**31 - 1
 """Items that the index of one counts."""
 
+type _Places = tuple[int, ...]
+
 _MOST_DIMENSIONS = 5
 """Of an array, that the copy engine reads and writes."""
 
@@ -61,12 +63,12 @@ def run_many(call: MatmulCall, batch: Batch, operands: Sequence[jax.Array]) -> j
         problem = dataclasses.replace(problem, transpose_a=False, transpose_b=True)
     most = max(map(len, (of_a, of_b, batch.out)))
     config = _config(problem, call.config, count) if most <= _MOST_DIMENSIONS else None
-    if config is None:
-        return mapped_product(run, call, batch, given)
     if call.config is None and not extras and call.epilogue == Epilogue():
         joined = _joined(call, batch, config, given)
         if joined is not None:
             return joined
+    if config is None:
+        return mapped_product(run, call, batch, given)
     m_multiple, n_multiple = config.step_m, config.step_n
     if config.swap:
         m_multiple, n_multiple = n_multiple, m_multiple
@@ -80,35 +82,53 @@ def run_many(call: MatmulCall, batch: Batch, operands: Sequence[jax.Array]) -> j
 
 
 def _joined(
-    call: MatmulCall, batch: Batch, config: MatmulConfig, operands: Sequence[jax.Array]
+    call: MatmulCall, batch: Batch, config: MatmulConfig | None, operands: Sequence[jax.Array]
 ) -> jax.Array | None:
     """One product of the rows or columns of all matrices of an operand, if all have the other one
-    and that takes less time, with the copies that bring them next to each other.
+    and that takes less time, with the copies that bring them next to each other; without a
+    configuration of a kernel for all, if they are next to each other.
 
     Tiles of matrices with few columns are mostly empty, and the other operand is read for each.
     """
     problem, count, numbers = call.problem, batch.count, range(len(batch.sizes))
     shared = [not any(one != MATRIX for one in places) for places in (batch.a, batch.b)]
-    if problem.size != 2 or sum(shared) != 1:
+    if sum(shared) != 1:
         return None
-    left = shared[1]  # It has the matrices.
-    depth_first = problem.transpose_a if left else not problem.transpose_b
-    order = (MATRIX, *numbers, MATRIX) if depth_first else (*numbers, MATRIX, MATRIX)
-    wanted = (*numbers, MATRIX, MATRIX) if left else (MATRIX, *numbers, MATRIX)
-    m, n = (problem.m * count, problem.n) if left else (problem.m, problem.n * count)
+    position = 0 if shared[1] else 1  # Of the operand with several matrices.
+    places = (batch.a, batch.b)[position]
+    depth_first = (problem.transpose_a, not problem.transpose_b)[position]
+    m, n = (problem.m * count, problem.n) if position == 0 else (problem.m, problem.n * count)
     joined = dataclasses.replace(problem, m=m, n=n)
     sizes = problem_sizes(joined)
-    time = nanoseconds(default_config(sizes, this_chip()), sizes)
-    moved = problem.k * (m if left else n) * problem.size
-    time += copying(moved) * ((batch.a if left else batch.b) != order)
-    time += copying(m * n * sizes.out_size) * (batch.out != wanted)
-    if time >= nanoseconds(config, dataclasses.replace(problem_sizes(problem), batch=count)):
-        return None
+
+    def copies(order: _Places, wanted: _Places) -> float:
+        copied = copying(problem.k * (m, n)[position] * problem.size) * (places != order)
+        return copied + copying(m * n * sizes.out_size) * (batch.out != wanted)
+
+    before, after = (*numbers, MATRIX), (MATRIX, *numbers)
+    order, wanted = min(
+        (
+            (
+                (MATRIX, *own) if depth_first else (*own, MATRIX),
+                (*own, MATRIX) if position == 0 else (MATRIX, *own),
+            )
+            for own in (before, after)
+        ),
+        key=lambda one: copies(*one),
+    )
+    if config is None:
+        if places != order:
+            return None
+    else:
+        if problem.size != 2:
+            return None
+        alone = dataclasses.replace(problem_sizes(problem), batch=count)
+        time = nanoseconds(default_config(sizes, this_chip()), sizes) + copies(order, wanted)
+        if time >= nanoseconds(config, alone):
+            return None
     arrays = list(operands)
-    position = 0 if left else 1
-    array = _ordered(arrays[position], (batch.a, batch.b)[position], order)
     shape = (problem.k, -1) if depth_first else (-1, problem.k)
-    arrays[position] = array.reshape(shape)
+    arrays[position] = _ordered(arrays[position], places, order).reshape(shape)
     result = run(dataclasses.replace(call, problem=joined), arrays[0], arrays[1], ())
     extents = iter((problem.m, problem.n))
     result = result.reshape([next(extents) if x == MATRIX else batch.sizes[x] for x in wanted])
