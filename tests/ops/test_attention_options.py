@@ -311,7 +311,7 @@ def test_divided_gradients_of_packed_sequences(changes, monkeypatch):
 
 
 def test_gradients_of_uneven_packed_sequences_are_divided():
-    """A head of keys that eight of queries share has fewer tiles than there are multiprocessors, and
+    """A head of keys that eight of queries share has fewer tiles than there are multiprocessors;
     few of them see most."""
     problem = BackwardProblem(
         batch=1, q_heads=8, kv_heads=1, q_seq=14912, kv_seq=14912, head_dim=64,
