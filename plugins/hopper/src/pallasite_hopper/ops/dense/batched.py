@@ -86,7 +86,7 @@ def _joined(
 ) -> jax.Array | None:
     """One product of the rows or columns of all matrices of an operand, if all have the other one
     and that takes less time, with the copies that bring them next to each other; without a
-    configuration of a kernel for all, if they are next to each other.
+    configuration of a kernel for all, if they lie between the rows of each other.
 
     Tiles of matrices with few columns are mostly empty, and the other operand is read for each.
     """
@@ -117,7 +117,7 @@ def _joined(
         key=lambda one: copies(*one),
     )
     if config is None:
-        if places != order:
+        if places != order or places[0] != MATRIX:
             return None
     else:
         if problem.size != 2:
