@@ -209,7 +209,6 @@ def test_code_is_that_of_the_next_powers_of_two(program: Program) -> None:
     ],
     ids=str,
 )
-@pytest.mark.sampled(alone=("program.dtype",), without=("program.shape",))
 def test_code_is_at_most_twice_that_of_the_next_powers_of_two(program: Program) -> None:
     """Without an allowance; each of these once had more than twice as much."""
     with jax.enable_x64(True):
