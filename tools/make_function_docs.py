@@ -41,8 +41,8 @@ These are errors at the line in question:
 - a kernel that becomes more operations than the option `code_limit` allows.
 
 `sin`, `cos` and `tan` are accurate to the last bits for numbers of any size, also of float64.
-Subnormal numbers are kept, which XLA takes for zeros on the CPU. In sorts and `top_k`, NaN of either
-sign is the largest number, and zeros of either sign are equal: the lower index comes first.
+Subnormal numbers are kept, which XLA takes for zeros on the CPU. In sorts and `top_k`, NaN of
+either sign is the largest number, and zeros of either sign are equal: the lower index comes first.
 
 """
 
