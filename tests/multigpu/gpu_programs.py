@@ -94,6 +94,25 @@ MIXED = """
     done("large")
 """
 
+KILLED = """
+    import signal
+    f = jax.jit(on(pull))
+    y = f(put(x)).block_until_ready()
+    done("first")
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.time()
+    try:
+        for _ in range(3):
+            y = f(y)
+        y.block_until_ready()
+        print("no error")
+    except BaseException as error:
+        time.sleep(1)
+        print("ended after", time.time() - start, type(error).__name__, flush=True)
+    os._exit(0)
+"""
+
 GRAPHS = (
     "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE"
     " --xla_gpu_graph_min_graph_size=1"

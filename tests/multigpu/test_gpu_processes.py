@@ -92,26 +92,6 @@ SYMMETRIC = """
         print(error)
 """
 
-KILLED = """
-    import signal
-    f = jax.jit(on(pull))
-    y = f(put(x)).block_until_ready()
-    done("first")
-    if RANK == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    start = time.time()
-    try:
-        for _ in range(3):
-            y = f(y)
-        y.block_until_ready()
-        print("no error")
-    except BaseException as error:
-        time.sleep(1)
-        print("ended after", time.time() - start, type(error).__name__, flush=True)
-    os._exit(0)
-"""
-
-
 UNSIGNALLED = """
     def body(x_ref, out_ref, arrived):
         other = 1 - lax.axis_index("x")
@@ -163,7 +143,7 @@ def test_launches_in_cuda_graphs(program, on_gpus, monkeypatch):
 
 
 def test_a_peer_that_is_killed(on_gpus):
-    (code, printed, told), (killed, *_) = on_gpus(KILLED)
+    (code, printed, told), (killed, *_) = on_gpus(gpu_programs.KILLED)
     assert code == 0 and killed == -9
     assert "ended after" in printed and float(printed.split()[-2]) < 8  # Sooner than its time.
     assert "kernel 'acting': device 0" in told and "process 1, which has ended" in told

@@ -227,25 +227,7 @@ DRAWN = """
     done("drawn")
 """
 
-KILLED = """
-    import signal
-    x = of(4096 * N)
-    f = jax.jit(on(pull))
-    y = f(put(x)).block_until_ready()
-    done("first")
-    if RANK == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    start = time.time()
-    try:
-        for _ in range(3):
-            y = f(y)
-        y.block_until_ready()
-        print("no error")
-    except BaseException as error:
-        time.sleep(1)
-        print("ended after", time.time() - start, type(error).__name__, flush=True)
-    os._exit(0)
-"""
+KILLED = "\n    x = of(4096 * N)" + gpu_programs.KILLED
 
 
 @pytest.fixture
