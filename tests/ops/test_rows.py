@@ -222,14 +222,24 @@ def test_cross_entropy(shape, plain):
 @pytest.mark.parametrize("columns", [50, 1000, 40000])
 @pytest.mark.parametrize("offset", [-1e5, 1e3, 1e6])
 def test_cross_entropy_far_from_zero(offset, columns):
-    """The loss has the digits that the logits have."""
+    """The loss and its gradient have the digits that the logits have."""
     logits = random(3, (3, columns), jnp.float32) * 4 + offset
     labels = np.arange(3) * 7
     wide = np.asarray(logits, np.float64) - offset
-    expected = np.log(np.exp(wide).sum(1)) - wide[np.arange(3), labels]
-    for one in (logits, jnp.asarray(np.asarray(logits).T.copy()).T):
-        losses = jax.jit(ops.softmax_cross_entropy)(one, labels)
+    sums = np.exp(wide).sum(1)
+    expected = np.log(sums) - wide[np.arange(3), labels]
+    weights = np.exp(wide) / sums[:, None]
+    weights[np.arange(3), labels] -= 1
+
+    def losses_of(x):
+        return ops.softmax_cross_entropy(x, labels)
+
+    for turn in (False, True):
+        given, run = (logits.T, lambda x: losses_of(x.T)) if turn else (logits, losses_of)
+        losses, pull_back = jax.vjp(jax.jit(run), given)
         np.testing.assert_allclose(losses, expected, rtol=3e-6)
+        (gradient,) = pull_back(jnp.ones(3))
+        np.testing.assert_allclose(gradient.T if turn else gradient, weights, atol=2e-6)
 
 
 def test_cross_entropy_of_extremes():

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from pallasite.plugin import InvalidTypeError, InvalidValueError
 from pallasite_std.ops.arguments import (
@@ -111,51 +112,53 @@ def _forward(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[jax.Array, A
     turned = turned_operands(logits)
     if turned is not None:
         problem, (lying,) = turned.problem, turned.given
-        losses, (*_, logarithms) = _turned_forward(loss, problem, lying, labels.reshape(-1))
-        losses, logarithms = losses.reshape(labels.shape), logarithms.reshape(labels.shape)
-        return losses, (turned, labels, logarithms)
+        losses, (_, _, *sums) = _turned_forward(loss, problem, lying, labels.reshape(-1))
+        losses, *sums = (one.reshape(labels.shape) for one in (losses, *sums))
+        return losses, (turned, labels, *sums)
     losses_of = over_leading_axes(
         functools.partial(_losses, loss), 2, functools.partial(_losses_if_turned, loss)
     )
     run = with_derivatives_of(functools.partial(_reference, loss), losses_of)
-    losses, logarithms = run(logits, labels)
-    return losses, (logits, labels, logarithms)
+    losses, *sums = run(logits, labels)
+    return losses, (logits, labels, *sums)
 
 
-def _losses(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
+def _losses(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, ...]:
     rows = as_rows(logits)
     if reduced_in_segments(rows.shape, machine()[0]):
         kernel = cross_entropy_kernels.segments(loss, *rows.shape, np.dtype(logits.dtype))
     else:
         kernel = cross_entropy_kernels.forward(loss, *rows.shape, np.dtype(logits.dtype))
-    losses, logarithms = kernel(rows, labels.reshape(-1))
-    return losses.reshape(labels.shape), logarithms.reshape(labels.shape)
+    found = kernel(rows, labels.reshape(-1))
+    return tuple(one.reshape(labels.shape) for one in found)
 
 
 def _backward(loss: CrossEntropy, saved: Any, d_losses: Any) -> tuple[Any, Any]:
-    logits, labels, logarithms = saved
+    logits, labels, *sums = saved
     if isinstance(logits, TurnedOperands):
-        rest = (one.reshape(-1) for one in (labels, logarithms, d_losses))
+        rest = (one.reshape(-1) for one in (labels, *sums, d_losses))
         found = _turned_gradient(loss, logits.problem)(*logits.given, *rest)
         return logits.in_program([found])[0], np.zeros(labels.shape, jax.dtypes.float0)
-    compute = over_leading_axes(functools.partial(_gradient, loss), 4)
+    compute = over_leading_axes(functools.partial(_gradient, loss), 5)
     gradient = with_derivatives_of(functools.partial(_reference_gradient, loss), compute)
     zero = np.zeros(labels.shape, jax.dtypes.float0)
-    return gradient(logits, labels, logarithms, d_losses), zero
+    return gradient(logits, labels, *sums, d_losses), zero
 
 
-def _gradient(loss: CrossEntropy, logits: Any, labels: Any, logarithms: Any, d_losses: Any) -> Any:
+def _gradient(loss: CrossEntropy, logits: Any, *vectors: Any) -> Any:
+    """The gradient, given labels, maxima, log-sum-exps relative to these, and cotangents."""
     rows = as_rows(logits)
     kernel = cross_entropy_kernels.backward(loss, *rows.shape, np.dtype(logits.dtype))
-    vectors = (one.reshape(-1) for one in (labels, logarithms, d_losses))
-    (d_logits,) = kernel(rows, *vectors)
+    (d_logits,) = kernel(rows, *(one.reshape(-1) for one in vectors))
     return d_logits.reshape(logits.shape)
 
 
-def _reference(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
+def _reference(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, ...]:
     """What the forward kernel computes; second derivatives are its."""
     wide = loss.logits(logits.astype(jnp.float32))
-    logarithms = jax.nn.logsumexp(wide, axis=-1)
+    largest = lax.stop_gradient(jnp.maximum(jnp.max(wide, axis=-1), cross_entropy_kernels.LOWEST))
+    above = jax.nn.logsumexp(wide - largest[..., None], axis=-1)
+    logarithms = above + largest
     there = jnp.clip(labels, 0, wide.shape[-1] - 1)[..., None]
     losses = -jnp.take_along_axis(jax.nn.log_softmax(wide, axis=-1), there, axis=-1)[..., 0]
     if loss.smoothing:
@@ -164,12 +167,11 @@ def _reference(loss: CrossEntropy, logits: Any, labels: Any) -> tuple[Any, Any]:
     losses = losses + loss.z_loss * logarithms * logarithms
     if loss.ignored is not None:
         losses = jnp.where(labels == loss.ignored, 0.0, losses)
-    return losses, logarithms
+    return losses, largest, above
 
 
-def _reference_gradient(
-    loss: CrossEntropy, logits: Any, labels: Any, logarithms: Any, d_losses: Any
-) -> Any:
+def _reference_gradient(loss: CrossEntropy, logits: Any, labels: Any, *rest: Any) -> Any:
+    *_, d_losses = rest
     _, pull_back = jax.vjp(lambda x: _reference(loss, x, labels)[0], logits)
     return pull_back(d_losses)[0]
 
@@ -189,18 +191,18 @@ def _losses_if_turned(loss: CrossEntropy, logits: Any, labels: Any) -> Any:
 
 
 def _turned_losses(loss: CrossEntropy, problem: Turned) -> Callable[..., Any]:
-    """A function of logits as they lie and labels (rows of all batches,): losses and log-sum-exps
-    of these."""
+    """A function of logits as they lie and labels (rows of all batches,): losses, maxima, and
+    log-sum-exps relative to these."""
 
-    def run(logits: Any, labels: Any) -> tuple[Any, Any]:
+    def run(logits: Any, labels: Any) -> tuple[Any, ...]:
         given = loss, problem, np.dtype(logits.dtype), machine()[0]
         kernel = cross_entropy_turned.forward(*given)
         if kernel is None:  # XLA reads what it has to transpose as it lies.
             return _reference(loss, in_rows(problem, [logits])[0], labels)
-        losses, logarithms = kernel(logits, labels)
-        return losses, logarithms
+        found: tuple[Any, ...] = tuple(kernel(logits, labels))
+        return found
 
-    def run_rows(logits: Any, labels: Any) -> tuple[Any, Any]:
+    def run_rows(logits: Any, labels: Any) -> tuple[Any, ...]:
         return _losses(loss, in_rows(problem, [logits])[0], labels)
 
     return with_rows_where_mapped(run, run_rows)
@@ -218,8 +220,8 @@ def _turned_forward(
         return _reference(loss, in_rows(problem, [logits])[0], labels)
 
     run = with_derivatives_of(reference, _turned_losses(loss, problem))
-    losses, logarithms = run(logits, labels)
-    return losses, (logits, labels, logarithms)
+    losses, *sums = run(logits, labels)
+    return losses, (logits, labels, *sums)
 
 
 def _turned_backward(
@@ -238,8 +240,8 @@ _FEW = 64
 
 
 def _turned_gradient(loss: CrossEntropy, problem: Turned) -> Callable[..., Any]:
-    """A function of logits as they lie and of (rows of all batches,) labels, log-sum-exps and
-    cotangents: the gradient by the logits, as they lie."""
+    """A function of logits as they lie and of (rows of all batches,) labels, maxima, log-sum-exps
+    relative to these and cotangents: the gradient by the logits, as they lie."""
 
     def of_rows(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(logits: Any, *vectors: Any) -> Any:

@@ -59,7 +59,8 @@ def forward(
 ) -> Callable[..., Any]:
     """The kernel, a function of logits (rows, columns) and labels (rows,).
 
-    Returns: losses and log-sum-exps, float32 (rows,).
+    Returns: losses, maxima, and log-sum-exps relative to these, float32 (rows,). Their sums would
+    have few digits of the softmax where all logits are far from zero.
     """
     registers, vector = Registers(), VECTOR_BYTES // size_of(dtype)
     tiling = streaming_tiling(rows, columns, registers)
@@ -67,7 +68,7 @@ def forward(
     # What is not in whole chunks is read after them.
     flat = flat and (columns - vector + 1) % tiling.chunk < columns // 8
 
-    def body(block: Rows, x: Any, labels: Any, losses: Any, logarithms: Any) -> None:
+    def body(block: Rows, x: Any, labels: Any, losses: Any, maxima: Any, logarithms: Any) -> None:
         if flat:
             block = AlignedRow(block, rows, columns, vector)
         largest, total, mean = _log_sum_exp(block, loss, x, columns)
@@ -75,7 +76,8 @@ def forward(
         label = labels[block.place]
         chosen = block.elements(x, jnp.clip(label, 0, columns - 1))
         block.store(losses, loss_of(loss, label, largest, above, chosen, mean))
-        block.store(logarithms, above + largest)
+        block.store(maxima, largest)
+        block.store(logarithms, above)
 
     each = jax.ShapeDtypeStruct((rows,), jnp.float32)
     exchanges = 3 if loss.smoothing else 2
@@ -84,7 +86,7 @@ def forward(
         # As many as of rows that begin at whole vectors.
         least = 10 if tiling.threads == 1 else 8 // tiling.threads
         params = dataclasses.replace(params, min_blocks=least)
-    kernel = row_kernel(body, rows, tiling, [each, each], "cross_entropy", exchanges, params)
+    kernel = row_kernel(body, rows, tiling, [each] * 3, "cross_entropy", exchanges, params)
     return (lambda x, labels: kernel(x.reshape(-1), labels)) if flat else kernel
 
 
@@ -191,20 +193,20 @@ def segments(
         return (largest, total, jnp.sum(logits)) if loss.smoothing else (largest, total)
 
     def combine(x: Any, labels: Any, *refs: Any) -> None:
-        *parts, losses, logarithms = refs
+        *parts, losses, maxima, logarithms = refs
         row = lax.axis_index("row")
         largest, above, mean = combined([one[row] for one in parts], columns, 0)
         label = labels[row]
         chosen = x[row, jnp.clip(label, 0, columns - 1)].astype(jnp.float32)
         losses[row] = loss_of(loss, label, largest, above, chosen, mean)
-        logarithms[row] = above + largest
+        maxima[row], logarithms[row] = largest, above
 
     count = 3 if loss.smoothing else 2
     of_segments = segment_kernel(work, rows, columns, count, "cross_entropy", parameters(dtype))
     each = jax.ShapeDtypeStruct((rows,), jnp.float32)
     kernel: Callable[..., Any] = plgpu.kernel(
         combine,
-        out_type=(each, each),
+        out_type=(each,) * 3,
         grid=(rows,),
         grid_names=("row",),
         kernel_name="cross_entropy_of_segments",
@@ -218,24 +220,25 @@ def gradient_of(
     x: Any,
     classes: Any,
     label: Any,
-    logarithm: Any,
+    largest: Any,
+    above: Any,
     d_loss: Any,
 ) -> Any:
-    """The gradient by logits of these classes, given labels, log-sum-exps and cotangents of their
-    rows."""
-    of_row = _of_row(loss, columns, label, logarithm, d_loss)
+    """The gradient by logits of these classes, given labels, maxima, log-sum-exps relative to these
+    and cotangents of their rows."""
+    of_row = _of_row(loss, columns, label, largest, above, d_loss)
     return _gradient(loss, columns, x, classes, *of_row)
 
 
 def _of_row(
-    loss: CrossEntropy, columns: int, label: Any, logarithm: Any, d_loss: Any
-) -> tuple[Any, Any, Any, Any]:
+    loss: CrossEntropy, columns: int, label: Any, largest: Any, above: Any, d_loss: Any
+) -> tuple[Any, ...]:
     """What the gradients of a row's elements have in common."""
     if loss.ignored is not None:
         d_loss = jnp.where(label == loss.ignored, 0.0, d_loss)
-    factor = d_loss * (1.0 + 2.0 * loss.z_loss * logarithm) if loss.z_loss else d_loss
+    factor = d_loss * (1.0 + 2.0 * loss.z_loss * (above + largest)) if loss.z_loss else d_loss
     # Labels outside of the classes read the nearest one, forward and backward.
-    return jnp.clip(label, 0, columns - 1), logarithm, d_loss, factor
+    return jnp.clip(label, 0, columns - 1), largest, above, d_loss, factor
 
 
 def _gradient(
@@ -244,12 +247,13 @@ def _gradient(
     x: Any,
     classes: Any,
     there: Any,
-    logarithm: Any,
+    largest: Any,
+    above: Any,
     d_loss: Any,
     factor: Any,
 ) -> Any:
     logits = loss.logits(x)
-    value = jnp.exp(logits - logarithm) * factor
+    value = jnp.exp((logits - largest) - above) * factor
     value = value - jnp.where(classes == there, d_loss * (1.0 - loss.smoothing), 0.0)
     if loss.smoothing:
         value = value - d_loss * (loss.smoothing / columns)
@@ -263,15 +267,14 @@ def _gradient(
 def backward(
     loss: CrossEntropy, rows: int, columns: int, dtype: np.dtype[Any]
 ) -> Callable[..., Any]:
-    """The kernel, a function of logits, labels, log-sum-exps and the losses' cotangents.
+    """The kernel, a function of logits, labels, maxima, log-sum-exps relative to these, and the
+    losses' cotangents.
 
     Returns: the gradient by the logits, like them.
     """
 
-    def work(
-        block: Rows, chunk: Chunk, x: Any, labels: Any, logarithms: Any, d_losses: Any, d_x: Any
-    ) -> None:
-        vectors = labels, logarithms, d_losses
+    def work(block: Rows, chunk: Chunk, x: Any, *refs: Any) -> None:
+        *vectors, d_x = refs
         of_row = block.row_values(functools.partial(_of_row, loss, columns), chunk, *vectors)
         chunk.store(d_x, _gradient(loss, columns, chunk.load(x), chunk.columns(), *of_row))
 

@@ -54,7 +54,7 @@ def forward(
     """A function of logits (batch, classes, rows) and labels (rows of all batches,); None if these
     are fewer than lanes read.
 
-    Returns: losses and log-sum-exps, float32 (rows of all batches,).
+    Returns: losses, maxima and log-sum-exps relative to these, float32 (rows of all batches,).
     """
     rows, columns, size = problem.rows, problem.columns, size_of(dtype)
     height = min(_LINE // size, 1 << (rows.bit_length() - 1))
@@ -143,7 +143,7 @@ def _combine(loss: CrossEntropy, problem: Turned, parts: int, count: int) -> Cal
     down = -(-rows // height)
 
     def body(x: Any, labels: Any, *refs: Any) -> None:
-        *sources, losses, logarithms = refs
+        *sources, losses, maxima, logarithms = refs
         number = lax.axis_index("rows")
         batch = lax.div(number, down) if problem.batch > 1 else 0
         begin = (lax.rem(number, down) if problem.batch > 1 else number) * height
@@ -154,7 +154,7 @@ def _combine(loss: CrossEntropy, problem: Turned, parts: int, count: int) -> Cal
         label, numbers = labels[window], row + lax.broadcasted_iota(jnp.int32, (height,), 0)
         chosen = x[batch, jnp.clip(label, 0, columns - 1), numbers].astype(jnp.float32)
         value = loss_of(loss, label, largest, above, chosen, mean)
-        for ref, one in ((losses, value), (logarithms, above + largest)):
+        for ref, one in ((losses, value), (maxima, largest), (logarithms, above)):
             if rows % height:
                 pltriton.store(ref.at[window], one, mask=numbers >= begin)
             else:
@@ -163,7 +163,7 @@ def _combine(loss: CrossEntropy, problem: Turned, parts: int, count: int) -> Cal
     each = jax.ShapeDtypeStruct((problem.batch * rows,), jnp.float32)
     kernel: Callable[..., Any] = plgpu.kernel(
         body,
-        out_type=(each, each),
+        out_type=(each,) * 3,
         grid=(problem.batch * down,),
         grid_names=("rows",),
         kernel_name="cross_entropy_of_parts",
@@ -179,8 +179,8 @@ def _parameters(dtype: Any) -> Any:
 def backward(
     loss: CrossEntropy, rows: int, columns: int, dtype: np.dtype[Any]
 ) -> Callable[..., Any]:
-    """The kernel, a function of logits (columns, rows), labels, log-sum-exps and the losses'
-    cotangents (rows,).
+    """The kernel, a function of logits (columns, rows), and of labels, maxima, log-sum-exps above
+    these and the losses' cotangents (rows,).
 
     Returns: the gradient by the logits, like them.
     """
