@@ -90,6 +90,11 @@ class SharedAllocations:
         for number, piece in enumerate(self.members, 1):
             for line in piece.lines:
                 self._members_of_line.setdefault(line, []).append(number)
+        # LLVM gives what it merges of several columns the column 0: it may access any of them.
+        every: dict[Line, set[int]] = {}
+        for (file, line_number, _), numbers in self._members_of_line.items():
+            every.setdefault((file, line_number, 0), set()).update(numbers)
+        self._members_of_line.update((line, sorted(numbers)) for line, numbers in every.items())
         self._discarded_by_line: dict[Line, list[Piece]] = {}
         for piece in self.discarded:
             for line in piece.lines:
