@@ -47,7 +47,7 @@ class ArraySteps:
 
         def step(m: Any, pool: list[Any]) -> Any:
             # Of numbers whose sums do not depend on their order, as long as they are small.
-            factors = [jnp.clip(jnp.round(pool[n]), -9, 9) for n in (i, j)]
+            factors = [m.factor(jnp.clip(jnp.round(pool[n]), -9, 9)) for n in (i, j)]
             return jnp.einsum(
                 "ik,jk->ij", *factors, precision=precision, preferred_element_type=kind
             )

@@ -26,6 +26,11 @@ class Machine:
         elements where the inner one is moved to fit (jaxlib 0.11.2, on the CPU)."""
         return lax.optimization_barrier(x)
 
+    def factor(self, x: Any) -> Any:
+        """A factor of a product, of few bits. XLA lacks some products of narrow floats with a wide
+        result on the CPU."""
+        return x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
     def copied_input(self, x: Any, number: int, part: tuple[slice, ...]) -> Any:
         """A part of an input, which is copied to shared memory asynchronously."""
         return x[part]
@@ -54,6 +59,9 @@ class KernelMachine(Machine):
 
     inputs: Sequence[Any]
     room: Iterator[Any]
+
+    def factor(self, x: Any) -> Any:
+        return x
 
     def through_shared(self, x: Any, part: tuple[slice, ...] | None) -> Any:
         def body(ref: Any) -> Any:
