@@ -379,6 +379,22 @@ def test_slice_of_a_traced_size():
 
 
 @refused(
+    InvalidValueError,
+    r"""
+    HERE: JAX does not take the operands of this line
+      got: AssertionError in _swap_abstract_eval
+      expected: arrays of numbers, of shapes that fit together
+    """,
+)
+def test_store_of_what_is_no_array():
+    @make()
+    def kernel(x_ref, o_ref):
+        o_ref[...] = lax.create_token(x_ref[...])  # here
+
+    build(kernel)
+
+
+@refused(
     InvalidTypeError,
     r"""
     HERE: a reference is indexed by an array of bool

@@ -206,12 +206,15 @@ def errors_at_user_line() -> Iterator[None]:
 
 def _explained(error: Exception, location: SourceLocation) -> PallasiteError:
     text = str(error).partition("\nThe error occurred while tracing")[0].strip()
-    details: dict[str, Any] = {"message": text or type(error).__name__}
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    details: dict[str, Any] = {"message": text or "JAX does not take the operands of this line"}
+    if not text:
+        details["got"] = f"{type(error).__name__} in {frames[-1]}"
+        details["expected"] = "arrays of numbers, of shapes that fit together"
     for kind, pattern, explanation in _EXPLANATIONS:
         found = re.search(pattern, text) if re.fullmatch(kind, type(error).__name__) else None
         if found is not None:
             details = {name: said.format(*found.groups()) for name, said in explanation.items()}
-    frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
     if "canonicalize_slice" in frames:
         details = {
             "message": "a slice begins or ends at a value that the kernel computes",
